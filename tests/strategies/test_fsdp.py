@@ -23,9 +23,9 @@ import duoka
 from duoka.errors import OptionError, Refused
 from duoka.origins.forked import Forked
 from duoka.run import models
-from duoka.strategies.fsdp import blocks
+from duoka.sharding.division import divide
+from duoka.sharding.parameter import Sharded
 from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.sharded import Sharded
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
 
@@ -150,7 +150,7 @@ def test_each_rank_holds_its_part() -> None:
 
 def paths(module: nn.Module) -> list[str]:
     names = {part: name for name, part in module.named_modules()}
-    return [names[block] for block in blocks(module)]
+    return [names[block] for block in divide(module)]
 
 
 def test_blocks_are_the_entries_of_the_outermost_lists() -> None:

@@ -27,7 +27,7 @@ from duoka.checkpoint.ranks import Ranks, together
 from duoka.checkpoint.sharded import Span, are_first, holders, is_sharded, parts_of, share_files, spans_of
 from duoka.errors import WeightsError
 from duoka.private.torch import save_through
-from duoka.view.sharded import Sharded
+from duoka.sharding.parameter import Sharded
 from duoka.view.tensor.batch import BatchTensor
 
 _CENTRAL = struct.Struct("<4s24xHHH12x")  # of a zip file's directory: magic, lengths of name, extra field and comment

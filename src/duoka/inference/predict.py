@@ -20,8 +20,8 @@ from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.process import this_process
+from duoka.sharding.parameter import Sharded
 from duoka.supervision import tracebacks
-from duoka.view.sharded import Sharded
 from duoka.view.support.kinds import holds_shards
 
 OnError = Literal["raise", "collect"]

@@ -155,7 +155,7 @@ class Bucketed(Strategy):
         self._frozen.pop(parameter, None)
 
     def adopt(self, parameter: Tensor) -> None:
-        if isinstance(parameter, BatchTensor) or is_sharded(parameter):  # view/block.py, or torch, does it
+        if isinstance(parameter, BatchTensor) or is_sharded(parameter):  # sharding/block.py, or torch, does it
             return
         if parameter in self._index or not parameter.is_leaf:
             return

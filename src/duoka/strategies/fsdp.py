@@ -1,13 +1,12 @@
 """Each rank holds a part of the parameters, of their gradients and of the optimizer's state.
 
-A parameter stays the same object, and becomes a batch tensor (view/sharded.py): the parameters of a block are
+A parameter stays the same object, and becomes a batch tensor (`duoka.sharding`): the parameters of a block are
 gathered around functions that compute with one of them. Parameters that cannot be sharded (fewer entries than ranks,
 memory shared with other tensors) stay replicated, as with ddp.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -25,24 +24,23 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.accelerator import best, memory_of
 from duoka.errors import Refused
 from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
+from duoka.sharding.block import Block
+from duoka.sharding.blocks import Blocks
+from duoka.sharding.division import divide, groups
+from duoka.sharding.parameter import Sharded, shard, shard_dimension, shard_like
 from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
 from duoka.system import libc
-from duoka.view.block import Block
-from duoka.view.blocks import Blocks
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.part import PartCollectives
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.rules.gradients import hook_of_rows
-from duoka.view.sharded import Sharded, shard, shard_dimension, shard_like
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
-_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _SHOWN = 12  # classes
-_LARGE = 4  # parameters in no block form one each if larger than this part of the largest block
 
 
 class ModelSharding:
@@ -83,12 +81,12 @@ class ModelSharding:
         Parameters that are sharded already stay so; those of a copied model are grouped into blocks.
         """
         self._hook = self._hook or register_optimizer_step_pre_hook(self._before_step)
-        before, found = self._sharded_count, blocks(module, self._names)
+        before, parts = self._sharded_count, divide(module, self._names)
         # A part of a block is called by itself when the block is computed again: it is no block of its own then.
         inside = {part for block in self.blocks for part in block.modules()}
-        self.blocks.update(block for block in found if block not in inside)
+        self.blocks.update(part for part in parts if part not in inside)
         with torch.inference_mode(False):  # what is made in a first call in inference mode could not be trained
-            for group in groups(module, found):
+            for group in groups(module, parts):
                 members = [parameter for parameter in group if self._shard_parameter(parameter)]
                 if len(members) > 1:
                     Block(self._blocks, members)
@@ -99,7 +97,7 @@ class ModelSharding:
             self._name_missing(module)
             return
         parameters = list(module.parameters())
-        if parameters and not any(isinstance(one, Sharded) or is_lazy(one) for one in parameters):
+        if parameters and not any(isinstance(parameter, Sharded) or is_lazy(parameter) for parameter in parameters):
             self._say(
                 f"strategy fsdp: {type(module).__name__} stays whole on every rank, as its parameters have fewer "
                 "entries than there are ranks, or something else shares their memory, or they are no nn.Parameter"
@@ -107,10 +105,10 @@ class ModelSharding:
 
     def _name_missing(self, module: nn.Module) -> None:
         """Name the classes of `--blocks` that a model has none of; with several models, others may have them."""
-        there = dict.fromkeys(type(part).__name__ for part in module.modules())
-        missing = [name for name in self._names if name not in there]
+        classes = dict.fromkeys(type(part).__name__ for part in module.modules())
+        missing = [name for name in self._names if name not in classes]
         if missing:
-            known = ", ".join([*there][:_SHOWN]) + (", ..." if len(there) > _SHOWN else "")
+            known = ", ".join([*classes][:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
             self._say(f"--blocks: {type(module).__name__} has no {', '.join(missing)}; its classes are {known}")
 
     def _shard_parameter(self, parameter: nn.Parameter) -> bool:
@@ -215,10 +213,9 @@ def _groups_of_ranks(ranks: Collectives, machines: Sequence[Sequence[int]]) -> t
     if not machines:
         return ranks, None
     assert isinstance(ranks, ProcessCollectives)
-    own = next(members for members in machines if ranks.rank in members)
-    place = own.index(ranks.rank)
-    replicas = [members[place] for members in machines]
-    return PartCollectives(ranks, own, "machine"), PartCollectives(ranks, replicas, "replicas")
+    machine = next(members for members in machines if ranks.rank in members)
+    replicas = [members[machine.index(ranks.rank)] for members in machines]
+    return PartCollectives(ranks, machine, "machine"), PartCollectives(ranks, replicas, "replicas")
 
 
 def _description(module: nn.Module, ranks: int, named: bool, offloads: bool) -> str:
@@ -226,14 +223,15 @@ def _description(module: nn.Module, ranks: int, named: bool, offloads: bool) -> 
     parameters = list(module.parameters())
     sharded = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
     blocks = {id(parameter._block): parameter._block.size() for parameter in sharded}
-    count, whole = sum(p.numel() for p in sharded), sum(p.numel() for p in parameters if not isinstance(p, Sharded))
+    count = sum(parameter.numel() for parameter in sharded)
+    replicated = sum(parameter.numel() for parameter in parameters if not isinstance(parameter, Sharded))
     largest = f"{max(blocks.values()) / 2**20:,.1f} MB"
     turns = f"{len(blocks)} blocks that are gathered in turn, the largest of {largest}"
     if len(blocks) == 1:
         turns = f"one block of {largest}, as no nn.ModuleList or nn.Sequential{' or --blocks' * named} divides it"
     what = f"{count:,} parameters of {type(module).__name__}{' in the memory of the host' * offloads}"
     line = f"strategy fsdp: each rank holds 1/{ranks} of {what}, in {turns}"
-    return f"{line}; {whole:,} stay whole" if whole else line
+    return f"{line}; {replicated:,} stay whole" if replicated else line
 
 
 def _check_room(module: nn.Module) -> None:
@@ -242,7 +240,8 @@ def _check_room(module: nn.Module) -> None:
     Raises:
         Refused: it cannot.
     """
-    parameters = [(name, one) for name, one in module.named_parameters() if isinstance(one, Sharded)]
+    named_parameters = module.named_parameters()
+    parameters = [(name, parameter) for name, parameter in named_parameters if isinstance(parameter, Sharded)]
     name, largest = max(parameters, key=lambda named: named[1]._block.size())
     size, room = largest._block.size(), memory_of(best())
     if size <= room:
@@ -271,10 +270,10 @@ def _can_be_sharded(parameter: Tensor, ranks: int) -> bool:
 def _move_hooks(hooks: dict[int, Any], parameter: Any) -> None:
     """Let a sharded parameter call the hooks of the whole one."""
     rows = parameter._rows
-    part = BatchTensor(rows, parameter._spec)
-    own = {key: hook_of_rows(part, one.hook) for key, one in hooks.items() if isinstance(one, WholeHook)}
+    batch = BatchTensor(rows, parameter._spec)
+    moved = {key: hook_of_rows(batch, hook.hook) for key, hook in hooks.items() if isinstance(hook, WholeHook)}
     hooks.clear()  # the handles that a script holds refer to this dict
-    hooks.update({**(hooks_of(rows) or {}), **own})  # first the one that divides the gradient
+    hooks.update({**(hooks_of(rows) or {}), **moved})  # first the one that divides the gradient
     set_hooks(rows, hooks)
 
 
@@ -331,11 +330,11 @@ class Fsdp(Ddp):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if len(numbers) != len(parameters):  # torch raises an error
             return state
-        own = dict(state["state"])
+        states = dict(state["state"])
         for number, parameter in zip(numbers, parameters, strict=True):
-            if isinstance(parameter, Sharded) and isinstance(own.get(number), dict):
-                own[number] = _like_parameter(own[number], parameter)
-        return {**state, "state": own}
+            if isinstance(parameter, Sharded) and isinstance(states.get(number), dict):
+                states[number] = _like_parameter(states[number], parameter)
+        return {**state, "state": states}
 
     def prepare_model(self, module: nn.Module) -> None:
         if self._every:
@@ -370,67 +369,3 @@ class Fsdp(Ddp):
         self._sharding.close()
         if self._hybrid is not None:
             self._hybrid.close()
-
-
-def groups(module: nn.Module, found: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters that are gathered together: those of each block `found`, and the others."""
-    if any(map(is_lazy, module.parameters())) or any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
-        return
-    seen = {id(p) for part in module.modules() if getattr(part, "sparse", False) is True for p in part.parameters()}
-    sizes = [0]
-    for block in found:
-        parameters = [parameter for parameter in block.parameters() if id(parameter) not in seen]
-        seen.update(map(id, parameters))
-        sizes.append(sum(parameter.numel() for parameter in parameters))
-        yield parameters
-    rest = []
-    for parameter in module.parameters():
-        if id(parameter) in seen:
-            continue
-        if parameter.numel() * _LARGE > max(sizes) > 0:
-            yield [parameter]
-        else:
-            rest.append(parameter)
-    yield rest
-
-
-def blocks(module: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
-    """Return the parts of a model whose parameters are gathered together.
-
-    They are the outermost parts of the classes in `names`; without names, the entries of the model's lists
-    (ModuleList, ModuleDict, Sequential, and such within these). Parts without parameters, and those used elsewhere,
-    too, are left out.
-    """
-    users = Counter(_parameters(module))
-    places = Counter(part for _, part in module.named_modules(remove_duplicate=False))
-
-    def stands_alone(entry: nn.Module) -> bool:
-        own = Counter(_parameters(entry))
-        once = all(places[part] == 1 for part in entry.modules())
-        return bool(own) and once and all(users[parameter] == count for parameter, count in own.items())
-
-    found = _named(module, names) if names else _entries(module)
-    return [entry for entry in found if stands_alone(entry)]
-
-
-def _named(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Module]:
-    """Yield the outermost submodules whose class name is in `names`."""
-    for child in module.children():
-        if type(child).__name__ in names:
-            yield child
-        else:
-            yield from _named(child, names)
-
-
-def _entries(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the entries of the outermost lists."""
-    for child in module.children():
-        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
-            yield child
-        else:
-            yield from _entries(child)
-
-
-def _parameters(module: nn.Module) -> Iterator[int]:
-    """Yield the id of each parameter of each part; tied ones several times."""
-    return (id(parameter) for part in module.modules() for parameter in nn.Module.parameters(part, recurse=False))

@@ -56,10 +56,10 @@ class View:
         device: of the rows of offloaded parameters; None if parameters stay where they compute.
         computes_on: the device to which offloaded parameters were moved.
         watch: detects uses of batch sizes, while a compiled module is being checked.
-        of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
+        of_parameters: True if its batches are sharded parameters and what is computed from them (`duoka.sharding`).
         has_sharded: True if models that are called with its batches have sharded parameters.
         written: number of operations that may have written to sharded parameters.
-        gradient_norms: those of sharded parameters (`gradient_norms.py`); None if it is not of parameters.
+        gradient_norms: those of sharded parameters (`sharding/gradient_norms.py`); None if it is not of parameters.
         recomputed: modules that compute their activations again in the backward pass.
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         drawn: number of random draws for rows.

@@ -184,7 +184,7 @@ def _unknown(path: Path) -> str:
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return `tensor`, or this rank's part of it if `like` is sharded. No communication."""
-    from duoka.view.sharded import shard_like
+    from duoka.sharding.parameter import shard_like
     from duoka.view.tensor.batch import BatchTensor
 
     if isinstance(like, BatchTensor):

@@ -1,8 +1,8 @@
 """The moments of a few recorded steps of a script on one device, and the bytes of a device in them under a strategy.
 
-A peak is the largest sum of a moment. What fsdp gathers and sends follows `duoka.view.blocks` in outline: the blocks
-used last stay, together with the next one at most twice the bytes of the largest; each use of another block gathers
-it; a block is released when its gradients are reduce-scattered, and those of one block are sent at a time.
+A peak is the largest sum of a moment. What fsdp gathers and sends follows `duoka.sharding.blocks` in outline: the
+blocks used last stay, together with the next one at most twice the bytes of the largest; each use of another block
+gathers it; a block is released when its gradients are reduce-scattered, and those of one block are sent at a time.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from duoka.forecasting.timer import samples
 from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches
 from duoka.private.torch import TorchDispatchMode, in_backward, tree_leaves
-from duoka.strategies.fsdp import blocks, groups
+from duoka.sharding.division import divide, groups
 from duoka.trials.observer import TrialObserver, watch_loaders
 from duoka.view.tensor.batch import BatchTensor
 
@@ -229,7 +229,7 @@ class MemoryRecorder(TrialObserver):
         if module in self._models or next(iter(module.parameters()), None) is None:
             return
         self._models.add(module)
-        modules = blocks(module, self._names)
+        modules = divide(module, self._names)
         self._blocks.update(modules)
         for group in groups(module, modules):
             for parameter in group:

@@ -83,7 +83,7 @@ class AllGatherRows(torch.autograd.Function):
 
 
 class GatherParameters(torch.autograd.Function):
-    """The whole parameters of a block, of which each rank holds rows (`view/block.py`).
+    """The whole parameters of a block, of which each rank holds rows (`sharding/block.py`).
 
     The gradient of the whole is this rank's; a rank's rows get the sum over ranks. block: gathers and reduces.
     places: indices of the parameters in it.

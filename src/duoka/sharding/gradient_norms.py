@@ -54,7 +54,7 @@ class _Group:
         if parameter not in self.asked:
             self.asked.append(parameter)
             return [parameter]
-        self.asked = [one for one in self.asked if one is parameter or one in self.again]
+        self.asked = [asked for asked in self.asked if asked is parameter or asked in self.again]
         self.again.clear()
         return self.asked
 
@@ -108,11 +108,13 @@ class GradientNorms:
         version, norm = group.known.get(parameter, (-1, rows))
         if version != version_of(gradient):
             together = group.to_exchange(parameter)
-            gradients = [one.gradient() for one in together]
-            own = [torch.zeros_like(compute(rows)) if one is None else compute(one) for one in gradients]
-            for one, held, found in zip(together, gradients, exchange(own), strict=True):
-                if held is not None:
-                    group.known[one] = version_of(held), found
+            gradients = [member.gradient() for member in together]
+            norms = [
+                torch.zeros_like(compute(rows)) if gradient is None else compute(gradient) for gradient in gradients
+            ]
+            for member, gradient, exchanged in zip(together, gradients, exchange(norms), strict=True):
+                if gradient is not None:
+                    group.known[member] = version_of(gradient), exchanged
             norm = group.known[parameter][1]
         group.again.add(parameter)
         return norm.clone()  # to which the script may write

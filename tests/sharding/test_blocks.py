@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from duoka.errors import Refused
+from duoka.sharding.block import Block
+from duoka.sharding.blocks import Blocks
 from duoka.strategies.fsdp import ModelSharding
-from duoka.view.block import Block
-from duoka.view.blocks import Blocks
 from duoka.view.collectives.process import ProcessCollectives
 from tests.view.processes import all_well, in_processes
 

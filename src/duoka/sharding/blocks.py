@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view.block import Arriving, Block, Kind, StaleView
+from duoka.sharding.block import Block, StaleView
+from duoka.sharding.gradient_norms import GradientNorms
+from duoka.sharding.pack import Arriving, Kind
 from duoka.view.collectives.base import Collectives, IsolatedRank
 from duoka.view.copies import CopyStream
-from duoka.view.gradient_norms import GradientNorms
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -57,8 +58,8 @@ class _Prefetch:
 class Blocks:
     """The blocks of a run.
 
-    view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
-    collectives can be called. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
+    view: of the sharded parameters. memory: memory of an unsharded parameter -> its block and index. process: that
+    can call collectives. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
     backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay unsharded on each
     rank for now. replicas: the ranks with the same shards as this one, each on its machine; None: there are none.
     offloads: shards, gradients and the optimizer's state stay in the host's memory; blocks are gathered on the device
@@ -121,9 +122,10 @@ class Blocks:
     def compute_on(self, device: torch.device) -> None:
         """Set the device to which offloaded parameters were moved."""
         if self.view.device is not None and device.type != "meta":
-            on = torch.empty(0, device=device).device  # with its index
-            if on != self.view.computes_on:
-                self.view.computes_on, self.uploads, self.downloads = on, CopyStream(on), CopyStream(on)
+            device = torch.empty(0, device=device).device  # with its index
+            if device != self.view.computes_on:
+                self.view.computes_on = device
+                self.uploads, self.downloads = CopyStream(device), CopyStream(device)
 
     def device_of(self, rows: Tensor) -> torch.device:
         """Return the device on which a parameter is computed with. rows: this rank's."""
@@ -149,12 +151,13 @@ class Blocks:
             raise IsolatedRank
         with torch.inference_mode(False), torch.no_grad():
             prefetch, self._prefetch = self._prefetch, None
-            found = None if prefetch is None else prefetch.finish()
-            if prefetch is None or found is None or not prefetch.is_of(block) or view.aliased.copies:
-                block.reshard()
-                self._make_room(block.size())
-                found = block.start_all_gather()()
-            return found
+            prefetched = [] if prefetch is None else prefetch.finish()
+            if prefetch is not None and prefetch.is_of(block) and not view.aliased.copies:
+                return prefetched
+            del prefetched  # before there is need for its memory
+            block.reshard()
+            self._make_room(block.size())
+            return block.start_all_gather()()
 
     def _start_prefetch(self, target: PrefetchTarget, block: Block) -> None:
         """Start to prefetch `target`, which is used after `block`."""
@@ -186,8 +189,8 @@ class Blocks:
         """
         self._largest = max(self._largest, size)
         room = 2 * self._largest - size
-        while sum(one.size() for one in self._unsharded) > room:
-            oldest = next((one for one in self._unsharded if one is not keep), None)
+        while sum(block.size() for block in self._unsharded) > room:
+            oldest = next((block for block in self._unsharded if block is not keep), None)
             if oldest is None:
                 return
             oldest.reshard()
@@ -195,7 +198,7 @@ class Blocks:
     def write_back_stale_views(self) -> None:
         """Copy writes to views of resharded parameters into the shards."""
         stale_views, self.stale_views = self.stale_views, []
-        self.stale_views += [one for one in stale_views if one.write_back()]
+        self.stale_views += [view for view in stale_views if view.write_back()]
 
     # --- gradients
 
@@ -235,8 +238,8 @@ class Blocks:
         sums, more = (
             (self._unsynced.setdefault(block, {}), grads) if stays else (grads, self._unsynced.pop(block, {}))
         )
-        for at, grad in more.items():
-            sums[at] = sums[at] + grad if at in sums else grad
+        for index, grad in more.items():
+            sums[index] = sums[index] + grad if index in sums else grad
         return stays
 
     def add_unsynced(self, but: frozenset[Block] = frozenset()) -> None:
@@ -263,8 +266,8 @@ class Blocks:
         with torch.no_grad():
             for block, waits in arriving:
                 for wait in waits:
-                    for at, grad in wait().items():
-                        block.accumulate(at, grad)
+                    for index, grad in wait().items():
+                        block.accumulate(index, grad)
 
 
 def _zeros(target: PrefetchTarget, view: View) -> Callable[[], list[Tensor]]:

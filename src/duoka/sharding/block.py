@@ -1,0 +1,279 @@
+"""A block: sharded parameters that are unsharded together, and whose gradients are reduce-scattered together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.private.torch import count_hooks, count_references, gradient_is_accumulated, memory_of, version_of
+from duoka.sharding.pack import Arriving, Kind, Pack
+from duoka.view.shares.differentiable import GatherParameters
+from duoka.view.support.transforms import records_gradients
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
+
+if TYPE_CHECKING:
+    from duoka.sharding.blocks import Blocks, PrefetchTarget
+
+
+class Block:
+    """Parameters that are unsharded together. parameters: sharded ones (`parameter.py`), whose block this becomes.
+
+    shards: this rank's rows of each parameter. prefetch_targets: block used before this one -> the block that was
+    used after this one then.
+    """
+
+    def __init__(self, blocks: Blocks, parameters: Sequence[Any]) -> None:
+        self.blocks = blocks
+        self.shards = [BatchTensor(parameter._rows, parameter._meta.spec) for parameter in parameters]
+        self.prefetch_targets: WeakKeyDictionary[Block, PrefetchTarget] = WeakKeyDictionary()
+        self._packs: dict[Any, list[Pack]] = {}  # by where they are unsharded, and their indices
+        self._unsharded: list[Tensor] | None = None
+        self._written = -1  # `View.written` when they were gathered
+        self._tracked: dict[int, Tensor] = {}  # unsharded parameters in the graph of gradients, by index
+        self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
+        self._parameters = [ref(parameter) for parameter in parameters]
+        for index, parameter in enumerate(parameters):
+            if "_block" in parameter.__dict__:
+                parameter._block.reshard()
+            parameter._block, parameter._index = self, index
+
+    @property
+    def is_single(self) -> bool:
+        """True if it has one parameter."""
+        return len(self.shards) == 1
+
+    @property
+    def is_unsharded(self) -> bool:
+        """True if its unsharded parameters are gathered and up to date."""
+        view = self.blocks.view
+        return self._unsharded is not None and view.written == self._written and not view.aliased.copies
+
+    def size(self) -> int:
+        """Return the bytes of the unsharded parameters."""
+        return sum(shard._rows.itemsize * shard._meta.shape.numel() for shard in self.shards)
+
+    def replace(self, index: int, shard: BatchTensor) -> None:
+        """Replace this rank's rows of a parameter."""
+        self.shards[index] = shard
+        self._packs.clear()
+        self.reshard()
+
+    # --- parameters
+
+    def unshard(self) -> list[Tensor]:
+        """Return the unsharded parameters, without gradients; all-gather them if necessary."""
+        self.write_back()
+        if not self.is_unsharded:
+            unsharded = self.blocks.gather(self)
+            self._unsharded, self._written = unsharded, self.blocks.view.written
+            for index, tensor in enumerate(unsharded):
+                self.blocks.memory[memory_of(tensor)] = self, index
+        self.blocks.use(self)
+        assert self._unsharded is not None
+        return self._unsharded
+
+    def unsharded(self, index: int) -> Tensor:
+        """Return an unsharded parameter, whose gradient, if any, is reduce-scattered to the shards."""
+        tensors = self.unshard()
+        if not records_gradients() or not self.shards[index]._rows.requires_grad:
+            return tensors[index]
+        if index not in self._tracked:
+            # One node for all, so that their gradients come together
+            trained = [number for number, shard in enumerate(self.shards) if shard._rows.requires_grad]
+            tracked = GatherParameters.apply(self, trained, *(self.shards[number]._rows for number in trained))
+            self._tracked = dict(zip(trained, tracked, strict=True))
+        return self._tracked[index]
+
+    def cast(self, index: int, dtype: torch.dtype) -> Tensor:
+        """Return an unsharded parameter in another dtype; the copy is freed with the block."""
+        tensor = self.unsharded(index)
+        if tensor.dtype is dtype:
+            return tensor
+        key = index, dtype, tensor.requires_grad
+        if key not in self._cast and (index, dtype, True) in self._cast:
+            return self._cast[index, dtype, True]
+        if key not in self._cast:
+            with torch.inference_mode(False):
+                self._cast[key] = tensor.to(dtype)
+            self.blocks.memory[memory_of(self._cast[key])] = self, index
+        return self._cast[key]
+
+    def untrack(self) -> None:
+        """Drop the graph node of the unsharded parameters: their next use makes a new one."""
+        self._tracked = {}
+        for key in [key for key in self._cast if key[2]]:
+            self.blocks.memory.pop(memory_of(self._cast.pop(key)), None)
+
+    def reshard(self) -> None:
+        """Free the unsharded parameters, and copy writes to them into the shards."""
+        unsharded, self._unsharded = self._unsharded or [], None
+        self.untrack()
+        for cast in self._cast.values():
+            self.blocks.memory.pop(memory_of(cast), None)
+        self._cast = {}
+        self.blocks.forget(self)
+        for index, tensor in enumerate(unsharded):
+            self.blocks.memory.pop(memory_of(tensor), None)
+            if version_of(tensor):
+                self.copy_to_shard(index, tensor)
+            if count_references(tensor) > 1:
+                self.blocks.stale_views.append(StaleView(self, index, tensor))
+
+    def copy_to_shard(self, index: int, unsharded: Tensor) -> None:
+        """Copy writes to an unsharded parameter into this rank's shard."""
+        self.blocks.view.written += 1
+        with torch.no_grad():
+            shard = self.shards[index]
+            shard._rows.copy_(shard._spec.partition.local_rows(unsharded, shard._spec.dim))
+
+    def write_back(self) -> None:
+        """Copy writes to unsharded parameters that `may_write` does not detect into the shards."""
+        if any(map(version_of, self._unsharded or ())):
+            self.reshard()
+        if self.blocks.stale_views:
+            self.blocks.write_back_stale_views()
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """Return the kinds of tensors that a rank sends to gather the block."""
+        return tuple(pack.kind for pack in self._packs_of(range(len(self.shards))))
+
+    def start_all_gather(self) -> Callable[[], list[Tensor]]:
+        """Start to gather the parameters; the returned function waits for them."""
+        waits = [pack.start_all_gather(self.blocks.uploads) for pack in self._packs_of(range(len(self.shards)))]
+
+        def finish() -> list[Tensor]:
+            gathered: dict[int, Tensor] = {}
+            for wait in waits:
+                gathered |= wait()
+            return [gathered[index] for index in range(len(self.shards))]
+
+        return finish
+
+    def _packs_of(self, indices: Sequence[int]) -> list[Pack]:
+        """Return what is sent of these parameters: a pack for each dtype and device."""
+        key = self.blocks.view.computes_on, tuple(indices)
+        if key not in self._packs:
+            kinds: dict[Any, list[int]] = {}
+            for index in indices:
+                rows = self.shards[index]._rows
+                kinds.setdefault((rows.dtype, rows.device), []).append(index)
+            self._packs[key] = [
+                Pack(
+                    alike,
+                    [self.shards[index] for index in alike],
+                    self.blocks.device_of(self.shards[alike[0]]._rows),
+                    self.blocks.view.ranks,
+                )
+                for alike in kinds.values()
+            ]
+        return self._packs[key]
+
+    # --- gradients, for GatherParameters
+
+    def unsharded_for_forward(self, indices: list[int]) -> tuple[Tensor, ...]:
+        """Return unsharded parameters, for the forward pass of `GatherParameters`."""
+        assert self._unsharded is not None
+        return tuple(self._unsharded[index].detach() for index in indices)
+
+    def reduce_scatter_gradients(self, indices: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Reduce-scatter (sum) gradients of unsharded parameters, for the backward pass of `GatherParameters`.
+
+        Returns None for those that are added to `.grad` at the end of the pass.
+        """
+        self.untrack()
+        self.blocks.norms.forget()
+        reached = {index: grad for index, grad in zip(indices, grads, strict=True) if grad is not None}
+        if any(grad.layout is not torch.strided for grad in reached.values()):
+            raise Refused(
+                f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
+                "embedding with sparse=False"
+            )
+        for reference in map(self._parameters.__getitem__, reached):
+            if (parameter := reference()) is not None:
+                self.blocks.on_gradient(parameter)
+        if torch.is_grad_enabled():  # with create_graph
+            return [self._total(index, reached[index]) if index in reached else None for index in indices]
+        self.reshard()  # the backward pass has left it
+        only_added = self.blocks.defers and all(map(self._is_only_added, indices))
+        if only_added and self.blocks.hold_unsynced(self, reached):
+            return [None] * len(indices)
+        waits = self.start_reduce_scatter(reached)
+        if only_added:
+            self.blocks.defer(self, waits)
+            return [None] * len(indices)
+        sums: dict[int, Tensor] = {}
+        for wait in waits:
+            sums |= wait()()
+        return [sums.get(index) for index in indices]
+
+    def start_reduce_scatter(self, grads: dict[int, Tensor]) -> list[Callable[[], Arriving]]:
+        """Start to reduce-scatter (sum) gradients of unsharded parameters, and clear `grads`; the functions wait."""
+        replicas = self.blocks.replicas
+        return [
+            pack.start_reduce_scatter(
+                [grads.pop(index) for index in pack.indices],
+                None if replicas is None else replicas.ranks,
+                self.blocks.downloads,
+            )
+            for pack in self._packs_of(list(grads))
+        ]
+
+    def accumulate(self, index: int, grad: Tensor) -> None:
+        """Add the sum over ranks of a gradient to `.grad`, as autograd does."""
+        self.blocks.norms.forget()
+        rows = self.shards[index]._rows
+        grad = grad / self.blocks.view.ranks.world_size  # as the hook of `View.divide_gradient` does
+        if rows.grad is None:
+            rows.grad = grad
+        else:
+            rows.grad += grad
+
+    def _is_only_added(self, index: int) -> bool:
+        """Return True if nothing but the addition to `.grad` happens to a shard's gradient in this pass."""
+        rows = self.shards[index]._rows
+        return count_hooks(rows) == 1 and gradient_is_accumulated(rows)
+
+    def _total(self, index: int, grad: Tensor) -> Tensor:
+        """All-reduce (sum) a gradient, differentiably, and return this rank's rows."""
+        view, spec, replicas = self.blocks.view, self.shards[index]._meta.spec, self.blocks.replicas
+        total = view.all_sum(grad)
+        if replicas is not None:
+            total = replicas.all_sum(total) / replicas.ranks.world_size
+        start, stop = spec.partition.bounds(view.ranks.rank)
+        return view.replicate(total).narrow(spec.dim, start, stop - start).to(self.shards[index]._rows.device)
+
+
+class StaleView:
+    """A resharded parameter whose unsharded memory is still in use, by a view that the script keeps."""
+
+    def __init__(self, block: Block, index: int, unsharded: Tensor) -> None:
+        self._block, self._index, self._unsharded = block, index, unsharded
+        self._versions = self._now()
+
+    def _now(self) -> tuple[int, int, int]:
+        rows = self._block.shards[self._index]._rows
+        return version_of(self._unsharded), id(rows), version_of(rows)
+
+    def write_back(self) -> bool:
+        """Copy a write to the view into the shard; return True while the memory is still in use.
+
+        Raises:
+            Refused: the parameter was changed, too, so that the view has old values in other places.
+        """
+        now = self._now()
+        if now[0] != self._versions[0]:
+            if now[1:] != self._versions[1:]:
+                raise Refused(
+                    "the script has written to a view of a sharded parameter of shape "
+                    f"{tuple(self._unsharded.shape)} that it took before the parameter was changed (noticed at "
+                    f"{user_line()}); write to the parameter itself: `with torch.no_grad(): parameter[...] = value`"
+                )
+            self._block.copy_to_shard(self._index, self._unsharded)
+            self._versions = self._now()
+        return count_references(self._unsharded) > 1
