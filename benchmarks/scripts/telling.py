@@ -65,8 +65,8 @@ def watcher() -> Callable[[], object]:
     """Return what the command process calls twice a second: both workers are in a collective, and work."""
     import socket
 
-    from duoka.launchers.stuck import IdleClock, Limits, find_stuck, waiting_for_ended
-    from duoka.launchers.worker_group import Worker
+    from duoka.launchers.hangs import IdleClock, Limits, find_stuck, waiting_for_ended
+    from duoka.launchers.workers import Worker
     from duoka.supervision.status_board import StatusBoard
 
     board, limits, idle_clock = StatusBoard.create(2), Limits(600.0), IdleClock()

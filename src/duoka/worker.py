@@ -78,7 +78,7 @@ class Attempt:
     key: of the run. store: descriptor of the unnamed file that is the store; None: the store is at a port.
     gloo: the network interface for gloo; None: gloo chooses.
     temporary: path of a directory for multiprocessing's sockets, which the workers create and
-    `duoka.launchers.reaper`
+    `duoka.launchers.processes`
         removes; None: multiprocessing chooses.
     function: runs instead of the plan's script. observer: observes the script.
     """

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from duoka.devices import Device
-from duoka.launchers.worker_group import Worker
+from duoka.launchers.workers import Worker
 from duoka.options import Target
 from duoka.plan import Kind, Plan
 from duoka.supervision.ending import Ending, How

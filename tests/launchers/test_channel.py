@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from duoka.errors import AskedError, OptionError, TimedOut
-from duoka.launchers import channel as module
 from duoka.launchers.channel import FOR_FIRST, Channel
-from duoka.launchers.hello import Hello
-from duoka.launchers.listening import open_to_all
+from duoka.launchers.joining import Hello, connect
+from duoka.network.addresses import listen_on_all
 from duoka.network.connection import SILENT
 from duoka.network.keys import Key
 from duoka.options import Machines
@@ -45,8 +44,12 @@ def hello(number: int, count: int = 3) -> Hello:
     return Hello(f"node{number}", count)
 
 
-def open_channel(machines: Machines, key: Key = KEY) -> Channel:
-    return module.open_channel(machines, key)
+def meeting(
+    machines: Machines, seconds: float = 20.0, report_wait: Callable[[str], None] = nobody, /, **more: Any
+) -> Callable[[], Any]:
+    """Connect as this machine, and return its channel and the first messages."""
+    first = replace(hello(machines.number, machines.count), **more)
+    return lambda: connect(machines, KEY, first, seconds, report_wait)
 
 
 def each(*calls: Callable[[], Any]) -> list[Any]:
@@ -67,19 +70,14 @@ def each(*calls: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def connecting(one: Channel, seconds: float = 20.0, **more: Any) -> Callable[[], Any]:
-    return lambda: one.connect(replace(hello(one.number), **more), seconds, nobody)
-
-
 @pytest.fixture
 def talks(place: Machines, closing: ExitStack) -> list[Channel]:
     """Three machines that have met."""
-    talks = [open_channel(replace(place, number=number)) for number in range(3)]
-    for one in talks:
-        closing.callback(one.close)
-    expected = [hello(number) for number in range(3)]
-    assert each(*map(connecting, talks)) == [expected] * 3
-    return talks
+    met = each(*(meeting(replace(place, number=number)) for number in range(3)))
+    for channel, _ in met:
+        closing.callback(channel.close)
+    assert [hellos for _, hellos in met] == [[hello(number) for number in range(3)]] * 3
+    return [channel for channel, _ in met]
 
 
 def until(talks: list[Channel], condition: Callable[[], object]) -> None:
@@ -128,17 +126,17 @@ def test_without_machine_0_nobody_is_heard(talks: list[Channel]) -> None:
 
 
 def test_what_no_command_says_ends_its_line(talks: list[Channel]) -> None:
-    for line in talks[0].connections():
+    for line in talks[0].connections.values():
         line.longest = 1000
-    talks[1].connections()[0].socket.sendall(b'["end", 1, 2]\n')  # that nobody has signed
-    talks[2].connections()[0].socket.sendall(b"x" * 2000)
+    talks[1].connections[0].socket.sendall(b'["end", 1, 2]\n')  # that nobody has signed
+    talks[2].connections[0].socket.sendall(b"x" * 2000)
     until(talks[:1], lambda: len(talks[0].lost) == 2)
     assert talks[0].lost[1] == "a line has a wrong signature"
 
 
 def test_the_kernels_ask_each_other_whether_they_are_there(talks: list[Channel]) -> None:
     for one in talks:
-        for line in one.connections():
+        for line in one.connections.values():
             idle, interval, count = (
                 line.socket.getsockopt(socket.IPPROTO_TCP, name)
                 for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
@@ -149,40 +147,41 @@ def test_the_kernels_ask_each_other_whether_they_are_there(talks: list[Channel])
 
 
 def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing: ExitStack) -> None:
-    host, early, first, second = (open_channel(replace(place, number=number)) for number in (0, 1, 1, 2))
-    for one in (host, early, first, second):
-        closing.callback(one.close)
-
-    def disturb() -> None:
+    def disturb() -> Any:
         time.sleep(0.3)
         for said in (b"GET / HTTP/1.1\r\n\r\n", b'["hello", 2, {}]\n', b'["hello", "x", 1]\n', b""):
             with socket.create_connection((place.host, place.port)) as stranger:
                 stranger.sendall(said)
         with pytest.raises(TimedOut, match="machine 1 gave up waiting for machine 0: it did not answer"):
-            early.connect(hello(1), 0.5, nobody)
-        first.connect(hello(1), 20.0, nobody)
+            meeting(replace(place, number=1), 0.5)()
+        return meeting(replace(place, number=1))()
 
     def late() -> Any:
         time.sleep(1.5)
-        return second.connect(hello(2), 20.0, nobody)
+        return meeting(replace(place, number=2))()
 
-    met, _, met_late = each(connecting(host), disturb, late)
-    assert met == met_late == [hello(number) for number in range(3)]
+    met = each(meeting(place), disturb, late)
+    for channel, _ in met:
+        closing.callback(channel.close)
+    assert [hellos for _, hellos in met] == [[hello(number) for number in range(3)]] * 3
 
 
 def refused(place: Machines, closing: ExitStack, **other: Any) -> list[Any]:
     """Connect a host and two members, of which the first is refused before the second comes; return the results."""
     place = replace(place, count=2)
-    host, wrong, right = (open_channel(replace(place, number=number)) for number in (0, 1, 1))
-    for one in (host, wrong, right):
-        closing.callback(one.close)
+    guest = replace(place, number=1)
+
+    def met(machines: Machines) -> list[Hello]:
+        channel, hellos = meeting(machines)()
+        closing.callback(channel.close)
+        return hellos
 
     def first_wrong() -> Any:
         with pytest.raises(AskedError) as error:
-            wrong.connect(replace(hello(1, 2), **other), 20.0, nobody)
-        return error.value, None if place.engine else right.connect(hello(1, 2), 20.0, nobody)
+            meeting(guest, **other)()
+        return error.value, None if place.engine else met(guest)
 
-    return each(lambda: host.connect(hello(0, 2), 20.0, nobody), first_wrong)
+    return each(lambda: met(place), first_wrong)
 
 
 def test_who_was_started_otherwise_is_refused_and_the_others_are_waited_for(
@@ -203,25 +202,18 @@ def test_where_only_the_job_has_the_key_the_first_that_differs_ends_it(place: Ma
     assert "--loading" in str(error)
 
 
-def test_nobody_comes(place: Machines, closing: ExitStack) -> None:
+def test_nobody_comes(place: Machines) -> None:
     told: list[str] = []
-    host = open_channel(place)
-    closing.callback(host.close)
     with pytest.raises(TimedOut, match=r"machine 0 gave up waiting for machine 1 and machine 2: no connection at "):
-        host.connect(hello(0), 0.1, told.append)
+        meeting(place, 0.1, told.append)()
     assert told[0] == f"waiting for machine 1 and machine 2 at {place.place}"
-    guest = open_channel(replace(place, number=2))
-    closing.callback(guest.close)
     with pytest.raises(TimedOut, match=r"machine 2 gave up waiting for machine 0: .* in 0\.7 s; Connection refused"):
-        guest.connect(hello(2), 0.7, told.append)
+        meeting(replace(place, number=2), 0.7, told.append)()
     assert told[-1] == f"waiting for machine 0 at {place.place}: Connection refused"
 
 
 def test_a_port_that_is_taken(closing: ExitStack) -> None:
-    server = closing.enter_context(open_to_all(0))
-    host = open_channel(Machines(2, 0, "localhost", server.getsockname()[1]))
-    closing.callback(host.close)
-    with pytest.raises(
-        OptionError, match="--rendezvous must be at a port that is free on machine 0, but is 'localhost:"
-    ):
-        host.connect(hello(0), 1.0, nobody)
+    server = closing.enter_context(listen_on_all(0))
+    taken = "--rendezvous must be at a port that is free on machine 0, but is 'localhost:"
+    with pytest.raises(OptionError, match=taken):
+        meeting(Machines(2, 0, "localhost", server.getsockname()[1]), 1.0)()

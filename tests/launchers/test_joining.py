@@ -38,7 +38,9 @@ def test_what_must_be_the_same(
 
 def differing(one: Plan, other: Plan) -> list[str]:
     """The settings by whose digests, which are all that is sent, two plans differ."""
-    first, second = (module._hello(made, Key(b"secret"), module._settings(made)).settings for made in (one, other))
+    first, second = (
+        module.hello_of(made, Key(b"secret"), module.settings_of(made)).settings for made in (one, other)
+    )
     return [name for name in first if first[name] != second[name]]
 
 
@@ -46,9 +48,9 @@ def test_the_script_s_own_modules_are_looked_at_too(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import more\n")
     Path("more.py").write_text("x = 1\n")
-    before = module._settings(plan())
+    before = module.settings_of(plan())
     Path("more.py").write_text("x = 2\n")
-    after = module._settings(plan())
+    after = module.settings_of(plan())
     assert [name for name in before if before[name] != after[name]] == ["the content of more.py"]
 
 
@@ -62,7 +64,7 @@ def test_one_machine_has_nobody_to_ask() -> None:
 
 def test_it_is_told_once_and_late_for_whom_a_machine_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    waits = module._report_long_waits(told.append)
+    waits = module.report_long_waits(told.append)
     waits("a")
     assert told == []
     monkeypatch.setattr(module, "REPORT_WAIT_AFTER", -1.0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duoka.launchers.local import _ranks_with_a_log
+from duoka.launchers.local import outputs_of
 from duoka.plan import Kind
 from tests.flows.flow import ROOT, Flow
 from tests.launchers.made import plan
@@ -25,8 +26,12 @@ from tests.launchers.made import plan
         ({"kind": Kind.DISTRIBUTED, "log_dir": Path("logs")}, [1]),
     ],
 )
-def test_who_writes_to_a_log(given: dict[str, Any], ranks: list[int]) -> None:
-    assert list(_ranks_with_a_log(plan(**given))) == ranks
+def test_who_writes_to_a_log(
+    given: dict[str, Any], ranks: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(outputs_of(plan(**given))) as outputs:
+        assert [rank for rank in range(2) if outputs.file(rank) is not None] == ranks
 
 
 def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
@@ -37,7 +42,7 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         from pathlib import Path
         from duoka.launchers import local
         from duoka.launchers.output import Outputs
-        from duoka.launchers.signals import Signals
+        from duoka.launchers.processes import Signals
         from duoka.options import Target
         from duoka.plan import Kind
         from tests.launchers.made import plan

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.launchers import machines as module
-from duoka.launchers.machines import MachineResult, agree, choose
+from duoka.launchers.machines import MachineResult, agree, choose, code_when_stopped, progress_of, serialised
 from duoka.launchers.verdict import Doubt
 from duoka.supervision.status_board import StatusBoard
 
@@ -57,7 +56,7 @@ def test_whether_the_ranks_of_all_machines_ended_alike(
 )
 def test_the_exit_code_of_who_was_asked_to_end(codes: list[int], silent: list[int], code: int) -> None:
     told = [MachineResult("stopped", one, "") for one in codes]
-    assert module._code_when_stopped(told, silent) == code
+    assert code_when_stopped(told, silent) == code
 
 
 def test_how_far_a_rank_is_survives_the_way() -> None:
@@ -66,7 +65,7 @@ def test_how_far_a_rank_is_survives_the_way() -> None:
     slot.begin_collective(1, "a")
     slot.end_collective()
     slot.begin_collective(2, "all_reduce at train.py:7")
-    told = module._progress_of(module._serialised(board.read(4)), received_at=1000.0)
+    told = progress_of(serialised(board.read(4)), received_at=1000.0)
     assert (told.begun, told.finished, told.number, told.text) == (2, 1, 2, "all_reduce at train.py:7")
     assert told.waiting
     assert 999 < told.since <= told.seen == 1000

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from duoka.launchers.hangs import Stuck
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import ReportContext, report
-from duoka.launchers.stuck import Stuck
 from duoka.launchers.verdict import Elsewhere, Verdict, judge
-from duoka.launchers.worker_group import Worker
+from duoka.launchers.workers import Worker
 from duoka.options import Machines
 from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard
 from tests.launchers.made import CPU, ending, lost, plan, raised, worker

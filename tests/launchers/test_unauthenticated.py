@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from duoka.errors import TimedOut
-from duoka.launchers import channel
-from duoka.launchers.channel import open_channel
-from duoka.launchers.hello import Hello
-from duoka.launchers.listening import open_to
+from duoka.launchers import joining
+from duoka.launchers.channel import Channel
+from duoka.launchers.joining import Hello
+from duoka.network.addresses import listen_on
 from duoka.network.connection import GUEST, LONGEST_HELLO, Connection, WrongKey, answer
 from duoka.network.keys import Key
 from duoka.options import Machines
@@ -31,16 +31,20 @@ def place() -> Machines:
         return Machines(2, 0, "127.0.0.1", server.getsockname()[1])
 
 
+def connect_guest(place: Machines, hello: Hello, seconds: float) -> tuple[Channel, list[Hello]]:
+    return joining.connect(replace(place, number=1), KEY, hello, seconds, lambda text: None)
+
+
 @pytest.fixture
 def wires(place: Machines) -> Iterator[Callable[[], socket.socket]]:
     """Connections to machine 0, which waits for machine 1 meanwhile, and in the end meets it."""
     hello = Hello("node0", 2, settings={"the script's argument list": KEY.sign(b"fact", SECRET.encode())})
-    host, found = open_channel(place, KEY), list[Any]()
+    found = list[Any]()
     told: list[str] = []
 
     def wait() -> None:
         try:
-            found.extend(host.connect(hello, 60.0, told.append))
+            found.extend(joining.connect(place, KEY, hello, 60.0, told.append))
         except BaseException as error:
             found.append(error)
 
@@ -56,10 +60,10 @@ def wires(place: Machines) -> Iterator[Callable[[], socket.socket]]:
             raise AssertionError(found)
 
         yield connect
-        guest = open_channel(replace(place, number=1), KEY)
-        met = guest.connect(replace(hello, name="node1"), 60.0, lambda text: None)
+        guest, met = connect_guest(place, replace(hello, name="node1"), 60.0)
         waiting.join()
-        assert found == met == [hello, replace(hello, name="node1")]
+        host, met_by_host = found
+        assert met_by_host == met == [hello, replace(hello, name="node1")]
         guest.close()
         host.close()
     assert "\x1b" not in "".join(told)
@@ -151,18 +155,18 @@ def test_a_command_of_the_user_s_that_is_stale(wires: Callable[[], socket.socket
 
 def test_idle_connections_are_not_kept(wires: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as want, of which the last are kept for a while."""
-    monkeypatch.setattr(channel, "HELLO_TIMEOUT", 0.5)
+    monkeypatch.setattr(joining, "HELLO_TIMEOUT", 0.5)
     many = [wires() for _ in range(300)]
     for wire in many:
         assert heard(wire).startswith(b'["challenge"')
 
 
 def test_it_listens_at_the_rendezvous_and_nowhere_else() -> None:
-    with open_to("127.0.0.1", 0) as one:
+    with listen_on("127.0.0.1", 0) as one:
         assert one.getsockname()[0] == "127.0.0.1"
-    with open_to("localhost", 0) as one:
+    with listen_on("localhost", 0) as one:
         assert one.getsockname()[0] in ("127.0.0.1", "::1")
-    with open_to("203.0.113.7", 0) as one:  # whose port is forwarded to this machine
+    with listen_on("203.0.113.7", 0) as one:  # whose port is forwarded to this machine
         assert one.getsockname()[0] in ("0.0.0.0", "::")
 
 
@@ -186,10 +190,7 @@ def test_a_host_that_has_another_key_learns_nothing(place: Machines) -> None:
 
         thread = threading.Thread(target=impostor)
         thread.start()
-        guest = open_channel(replace(place, number=1), KEY)
-        hello = Hello("node1", 2, settings={"what": SECRET})
         with pytest.raises(TimedOut, match="gave up waiting"):
-            guest.connect(hello, 3.0, lambda text: None)
+            connect_guest(place, Hello("node1", 2, settings={"what": SECRET}), 3.0)
         thread.join()
-        guest.close()
     assert all(not line or json.loads(line)[0] == "answer" for line in said)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from duoka.launchers.stuck import Stuck
+from duoka.launchers.hangs import Stuck
 from duoka.launchers.verdict import Doubt, Verdict, agreed, agreement_key, doubt_of, judge, without_agreement
-from duoka.launchers.worker_group import Worker
+from duoka.launchers.workers import Worker
 from duoka.supervision.status_board import CollectiveMismatch
 from tests.launchers.made import ending, lost, raised, worker
 

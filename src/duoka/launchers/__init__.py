@@ -7,17 +7,15 @@ function.py       duoka.launch: the same for a function
 
 The parts of local.py:
 
-joining.py        the commands of several machines connect and compare their settings (hello.py)
-machines.py       what these commands exchange during the run, over channel.py and listening.py
-forking.py        forks a worker
-worker_group.py   the workers of one attempt: started, listened to, ended
-signals.py        signals to the command process
+joining.py        the commands of several machines connect and compare their settings
+machines.py       what these commands exchange during the run, over channel.py
+workers.py        the workers of one attempt: started, listened to, ended
+processes.py      how they are forked, told of signals, and ended if the command process is killed
 output.py         log files
-reaper.py         ends the workers' processes if the command process is killed
-stuck.py          finds the rank that others wait for (processes.py: /proc; stacks.py: stack dumps)
+hangs.py          finds the rank that others wait for
 verdict.py        finds out why a run ended
 restarts.py       restarts a run after a fault
-report.py         the messages about a run that ended badly (hints.py)
+report.py         the messages about a run that ended badly (hints.py, divergence.py)
 """
 
 from __future__ import annotations

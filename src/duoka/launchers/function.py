@@ -2,40 +2,41 @@
 
 Workers are forked from this process. So the function may be a closure or a lambda, nothing is imported again, and a
 script needs no `if __name__ == "__main__"`. If this process has used its GPUs, which does not work after a fork, they
-are forked from a new process, to which cloudpickle takes the function (`new_process.py`).
+are forked from a new process, to which cloudpickle takes the function.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from duoka import engines, environment
-from duoka.devices.allocation import Allocation, AllocationRequest, allocate
+from duoka.devices.allocation import AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
-from duoka.errors import OptionError, RanksApart, RunError, TimedOut, WorkerFailed
+from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.launchers.local import RunContext, attempt
-from duoka.launchers.new_process import call_in_new_process
 from duoka.launchers.output import Outputs
-from duoka.launchers.signals import Signals
+from duoka.launchers.processes import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.options import Options, Target, waiting
 from duoka.plan import Plan, decide_function
 from duoka.process import this_process
-from duoka.system.libc import end_thread_pools
+from duoka.system.libc import die_with, end_thread_pools
 from duoka.system.messages import say
 from duoka.watching.record import PublishedRun
 
@@ -91,42 +92,27 @@ def launch(
         log_dir=None if log_dir is None else Path(log_dir),
         rows=rows if isinstance(rows, str) else ":".join(map(str, rows)),
     )
-    allocation = _allocate(options, waiting(wait))
+    omp_threads = environment.threads()
+    request = AllocationRequest(parse(options.devices), f"duoka.launch({options.target.name})")
+
+    def decide(inventory: Inventory) -> Plan:
+        return decide_function(options.target.name, options, inventory, omp_threads)
+
+    allocation = allocate(request, decide, lambda plan: plan.devices, waiting(wait), say)
     plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes))
+    call = partial(function, *args, **kwargs)
     with allocation.locks:
-        return _start(plan, partial(function, *args, **kwargs))
-
-
-def _allocate(options: Options, limit: float) -> Allocation[Plan]:
-    """Decide on a plan and lock its devices, so that no other run of duoka takes them."""
-    threads = environment.threads()
-    asked = AllocationRequest(parse(options.devices), f"duoka.launch({options.target.name})")
-
-    def decide(found: Inventory) -> Plan:
-        return decide_function(options.target.name, options, found, threads)
-
-    return allocate(asked, decide, lambda plan: plan.devices, limit, say)
-
-
-def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
-    if plan.devices[0].type != "cpu" and not _forks_can_use_gpus():
+        if plan.devices[0].type == "cpu" or _forks_can_use_gpus():
+            return start_workers(plan, call)
         results: list[Any] = call_in_new_process(start_workers, plan, call)
         return results
-    return start_workers(plan, call)
-
-
-def start_workers(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], bytes] = pickle.dumps) -> list[Any]:
-    """Call a function in workers forked from this process, and return their results, which `dumps` pickles."""
-    if not end_thread_pools():
-        plan = replace(plan, threads=1)  # a forked worker would wait for the threads of this process for ever
-    return _run(plan, call, dumps)
 
 
 def _check(function: Any) -> None:
     if not callable(function):
         raise OptionError("duoka.launch", function, "given a function", "the function itself, without calling it")
-    part = engines.find()
-    if this_process().origin is not None or (part is not None and part.count > 1):
+    task = engines.find()
+    if this_process().origin is not None or (task is not None and task.count > 1):
         hint = "start this script with python, or call duoka.start() and leave the launching to its launcher"
         raise OptionError("duoka.launch", "called in one of its workers", "called outside of them", hint)
     if threading.current_thread() is not threading.main_thread():
@@ -151,7 +137,10 @@ def _forks_can_use_gpus() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _run(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], bytes]) -> list[Any]:
+def start_workers(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], bytes] = pickle.dumps) -> list[Any]:
+    """Call a function in workers forked from this process, and return their results, which `dumps` pickles."""
+    if not end_thread_pools():
+        plan = replace(plan, threads=1)  # a forked worker would wait for the threads of this process for ever
     results = [tempfile.TemporaryFile(prefix="duoka-") for _ in plan.devices]  # noqa: SIM115
     outputs = Outputs(plan.log_dir, range(1, plan.world_size))
     report: list[str] = []
@@ -182,20 +171,13 @@ def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]], dumps: Callable
     try:
         file.write(dumps(call()))
     except Exception as error:
-        _write_error(error, file, dumps)
+        with suppress(Exception):  # if it cannot be unpickled, `_raise` raises an error with its text
+            data = dumps(error)
+            pickle.loads(data)
+            file.write(data)
         raise
     finally:
         file.flush()
-
-
-def _write_error(error: Exception, file: IO[bytes], dumps: Callable[[Any], bytes]) -> None:
-    """Pickle an exception; write nothing if it cannot be unpickled (`_raise` then raises one with its text)."""
-    try:
-        data = dumps(error)
-        pickle.loads(data)
-    except Exception:
-        return
-    file.write(data)
 
 
 def _read(file: IO[bytes]) -> Any:
@@ -228,11 +210,72 @@ def _raise(verdict: Verdict, results: Sequence[IO[bytes]], report: str) -> None:
         error = _read(results[first.rank])
         if isinstance(error, BaseException):
             raise error from RemoteTraceback(f"rank {first.rank}: {first.ending.trace}")
-    raise _kind(verdict)(report.strip() or f"the workers ended with exit code {verdict.code}")
-
-
-def _kind(verdict: Verdict) -> type[RunError]:
-    """Return the class of error that a rank would raise if it noticed the same failure."""
+    kind: type[RunError] = WorkerFailed if verdict.stuck is None else TimedOut
     if verdict.why == "left" or (verdict.stuck is not None and verdict.stuck.mismatch is not None):
-        return RanksApart
-    return WorkerFailed if verdict.stuck is None else TimedOut
+        kind = RanksApart
+    raise kind(report.strip() or f"the workers ended with exit code {verdict.code}")
+
+
+# A new process.
+
+_START = "from duoka.launchers.function import main; main()"
+
+
+def call_in_new_process(function: Callable[..., Any], *args: Any) -> Any:
+    """Return `function(*args, dumps)`, or raise its exception, from a process with this one's paths.
+
+    dumps: cloudpickle's, which knows the classes of this program.
+
+    Raises:
+        DeviceError: cloudpickle is missing, or something in `args` cannot be pickled.
+        WorkerFailed: the process ended without a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="duoka-") as folder:
+        call, result = Path(folder, "call"), Path(folder, "result")
+        call.write_bytes(_pickled((function, args)))
+        variables = environment.inherited({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        words = [sys.executable, "-c", _START, str(call), str(result), str(os.getpid())]
+        with subprocess.Popen(words, env=variables) as process:
+            while True:
+                try:
+                    code = process.wait()
+                    break
+                except KeyboardInterrupt:  # the process has got the signal, too, and reports it
+                    continue
+        if not result.exists():
+            raise WorkerFailed(f"duoka.launch: the process that starts the workers ended with exit code {code}")
+        value, error, cause = pickle.loads(result.read_bytes())
+    if error is not None:
+        raise error from cause
+    return value
+
+
+def _pickled(call: Any) -> bytes:
+    try:
+        data: bytes = importlib.import_module("cloudpickle").dumps(call)
+    except Exception as error:
+        why = "pip install cloudpickle" if isinstance(error, ImportError) else f"it cannot be pickled: {error}"
+        raise DeviceError(
+            "duoka.launch: this process has used its GPUs already, which do not work after a fork; so the function "
+            f"must be taken to a new process ({why}). Or use GPUs only in the function, import duoka before torch is "
+            "first asked whether there are some, and restart this program or the notebook's kernel"
+        ) from error
+    return data
+
+
+def main() -> None:
+    """Be the new process: `call result parent` are its arguments."""
+    call, result, parent = sys.argv[1:]
+    die_with(int(parent))
+    sys.argv = [""]
+    dumps = importlib.import_module("cloudpickle").dumps
+    function, args = pickle.loads(Path(call).read_bytes())
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        value = function(*args, dumps)
+    except BaseException as raised:
+        error = raised
+    partial_result = Path(f"{result}.partial")
+    partial_result.write_bytes(dumps((value, error, error and error.__cause__)))
+    partial_result.rename(result)

@@ -1,35 +1,53 @@
-"""Connect the commands of a run on several machines, and compare their settings."""
+"""Connect the commands of a run on several machines, and compare their settings.
+
+Machine 0 listens at `--rendezvous`, or at a port that it publishes in the store of an engine. Each other command
+connects, authenticates itself and sends a `Hello`. Machine 0 refuses a command that does not fit, and waits on.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import ipaddress
 import json
 import secrets
+import selectors
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from duoka import __version__, environment
-from duoka.errors import MISSING, AskedError, DuokaError
-from duoka.launchers.channel import LOST, Channel, open_channel
-from duoka.launchers.hello import Hello, SettingsDiffer
+from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
+from duoka.launchers.channel import LOST, Channel, reason
 from duoka.launchers.machines import SeveralMachines, SingleMachine
-from duoka.network.interfaces import interface_of
+from duoka.network.addresses import interface_of, listen_on
+from duoka.network.connection import LONGEST, TO_SEND, Connection, Reception, WrongKey, answer, challenge
 from duoka.network.keys import Key, key_of
+from duoka.options import Machines
 from duoka.plan import Plan, joined
 from duoka.script.files import sources
 from duoka.system.machine import machine_name
+from duoka.system.messages import printable
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+PAUSE = 0.5  # seconds between two attempts to reach machine 0
+LOOK = 0.05  # seconds between two looks at connections that are being authenticated
+HELLO_TIMEOUT = 5.0  # seconds that each of them has
+MOST_NAMED = 8  # machines in one message
 REPORT_WAIT_AFTER = 3.0  # seconds of waiting after which a line says for whom
 WITHOUT_KEY = (
     "the machines share no key, so anybody who reaches this port can take part in the run and read what it "
     "computes; give all machines the same DUOKA_KEY or --key-file to prevent that"
 )
+
+ReportWait = Callable[[str], None]  # called again and again with a text that names whom this machine waits for
 
 
 @contextmanager
@@ -40,7 +58,8 @@ def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan
 
     Raises:
         TimedOut: a machine did not connect in time.
-        AskedError: the machines were started with different settings.
+        AskedError: the machines were started with different settings, or cannot compute together.
+        OptionError: machine 0 cannot listen at `--rendezvous`.
     """
     if plan.machines.count == 1:
         yield plan, secrets.token_hex(8), SingleMachine()
@@ -48,69 +67,98 @@ def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan
     key = key_of(plan.machines, plan.key_file)
     if not key.is_given and plan.machines.number == 0:
         say(WITHOUT_KEY)
-    channel, settings = open_channel(plan.machines, key), _settings(plan)
+    settings = settings_of(plan)
     try:
-        hellos = _connect(channel, plan, settings, say)
-        plan = replace(plan, machines=replace(plan.machines, host=channel.host))
-        workers, names, hosts = zip(*((one.workers, one.name, one.host) for one in hellos), strict=True)
-        plan = joined(plan, workers, names, hosts)
-        yield plan, hellos[0].run, SeveralMachines(channel, plan, interface_of(channel.address), hellos[0].run)
-    except DuokaError as error:
-        channel.send(LOST, str(error))
-        raise
-    finally:
-        channel.close()
+        hello = hello_of(plan, key, settings)
+        channel, hellos = connect(plan.machines, key, hello, plan.timeout, report_long_waits(say))
+    except SettingsDiffer as error:  # each machine names its own value: values are not sent to others
+        me, other = plan.machines.called(plan.machines.number), plan.machines.called(error.other)
+        value = f"{settings.get(error.what, MISSING)!r} on {me} ({hello.name})"
+        differs = f"{error.what} is {value}, but differs on {other}"
+        raise AskedError(f"all machines must have the same settings: {differs}") from None
+    with closing(channel):
+        try:
+            plan = replace(plan, machines=replace(plan.machines, host=channel.host))
+            workers, names, hosts = zip(*((each.workers, each.name, each.host) for each in hellos), strict=True)
+            plan, run = joined(plan, workers, names, hosts), hellos[0].run
+            yield plan, run, SeveralMachines(channel, plan, key, interface_of(channel.address), run)
+        except DuokaError as error:
+            channel.send(LOST, str(error))
+            raise
 
 
-def _connect(channel: Channel, plan: Plan, settings: Mapping[str, Any], say: Callable[[str], None]) -> list[Hello]:
-    """Connect. Each machine names a differing setting with its own value: values are not sent to others."""
-    try:
-        return channel.connect(_hello(plan, channel.key, settings), plan.timeout, _report_long_waits(say))
-    except SettingsDiffer as error:
-        here = (
-            f"{settings.get(error.what, MISSING)!r} on {plan.machines.called(plan.machines.number)} ({_host_name()})"
-        )
-        other = plan.machines.called(error.other)
-        raise AskedError(
-            f"all machines must have the same settings: {error.what} is {here}, but differs on {other}"
-        ) from None
-
-
-def _report_long_waits(say: Callable[[str], None]) -> Callable[[str], None]:
+def report_long_waits(say: Callable[[str], None]) -> ReportWait:
     """Return a function that prints its text once the same text has been passed for 3 s."""
     since, printed = dict[str, float](), set[str]()
 
-    def waits(text: str) -> None:
+    def report_wait(text: str) -> None:
         if time.monotonic() - since.setdefault(text, time.monotonic()) > REPORT_WAIT_AFTER and text not in printed:
             printed.add(text)
             say(text)
 
-    return waits
+    return report_wait
 
 
-def _hello(plan: Plan, key: Key, settings: Mapping[str, Any]) -> Hello:
+# The first message.
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a command.
+
+    name: host name. machines: number of machines. each: what a command runs, the workers of a machine or one rank.
+    workers: number of its workers. run: a name for the run; machine 0's is used. host: digest that names the real
+    machine. device: digest of its device, if each command is one rank. settings: digests of what must be equal on all
+    machines, by name; values themselves are not sent.
+    """
+
+    name: str
+    machines: int
+    each: str = "machine"
+    workers: int = 1
+    run: str = ""
+    host: str = ""
+    device: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any) -> Hello:
+        """Check and convert a received message.
+
+        Raises:
+            ValueError: it is not a hello message of duoka.
+        """
+        try:
+            hello = cls(**value)
+        except TypeError:
+            raise ValueError("not the first message of a duoka command") from None
+        settings = hello.settings if isinstance(hello.settings, dict) else {"": None}
+        texts = (hello.name, hello.each, hello.run, hello.host, hello.device, *settings, *settings.values())
+        are_texts = all(isinstance(text, str) and len(text) < 1024 for text in texts)
+        if not are_texts or any(type(n) is not int or not 0 < n < 1 << 20 for n in (hello.machines, hello.workers)):
+            raise ValueError("not the first message of a duoka command")
+        return replace(hello, name=printable(hello.name, 255))
+
+
+def hello_of(plan: Plan, key: Key, settings: Mapping[str, Any]) -> Hello:
+    """Return the first message of this command."""
     device = plan.devices[0].uuid if plan.machines.each == "rank" else ""
+    digests = {what: key.sign(b"fact", what.encode(), json.dumps(value).encode()) for what, value in settings.items()}
     return Hello(
-        name=_host_name(),
+        name=socket.gethostname(),
         machines=plan.machines.count,
         each=plan.machines.each,
         workers=plan.workers,
         run=secrets.token_hex(8),
         host=key.sign(b"host", machine_name().encode()),
         device=device and key.sign(b"device", device.encode()),
-        settings={
-            what: key.sign(b"fact", what.encode(), json.dumps(value).encode()) for what, value in settings.items()
-        },
+        settings=digests,
     )
 
 
-def _host_name() -> str:
-    return socket.gethostname()
-
-
-def _settings(plan: Plan) -> dict[str, Any]:
+def settings_of(plan: Plan) -> dict[str, Any]:
     """Return what must be equal on all machines, by the name used in messages."""
-    files = {f"the content of {one.shown}": one.digest[:12] for one in sources(plan.target)}
+    files = {f"the content of {source.shown}": source.digest[:12] for source in sources(plan.target)}
     return {
         "the version of duoka": __version__,
         "the version of torch": importlib.metadata.version("torch").partition("+")[0],
@@ -136,3 +184,255 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "--threads": plan.threads if plan.strategy == "exact" else None,
         "the type of the devices": plan.devices[0].type,
     }
+
+
+class SettingsDiffer(AskedError):
+    """Two machines were started with different settings. what: the setting. other: a machine with another value."""
+
+    def __init__(self, what: str, other: int, name: str) -> None:
+        self.what, self.other = what, other
+        super().__init__(f"all machines must have the same settings: {what} differs on {name}")
+
+
+def find_refusal(number: int, hello: Hello, accepted: Mapping[int, Hello], machines: Machines) -> AskedError | None:
+    """Return the error for a command that has the key but does not fit the run; None if it fits.
+
+    Args:
+        number: machine number of that command.
+        hello: its first message.
+        accepted: messages of the commands accepted so far, machine 0's among them.
+        machines: settings of machine 0.
+    """
+    mine, count, each = accepted[0], machines.count, machines.each
+    if hello.machines != count:
+        return AskedError(f"--machines is {count} on {each} 0 ({mine.name}), but {hello.machines} on {hello.name}")
+    if not 0 < number < count:
+        return AskedError(f"there is no {each} {number} of {count}")
+    if number in accepted:
+        return AskedError(f"--machine {number} was given on two machines: {accepted[number].name} and {hello.name}")
+    for what in {**mine.settings, **hello.settings}:
+        if mine.settings.get(what) != hello.settings.get(what):
+            return SettingsDiffer(what, number, f"{each} 0 ({mine.name}) and {each} {number} ({hello.name})")
+    if not machines.engine:
+        return None
+    # Commands that an engine started may be on one machine, and have the same device.
+    starts = f"{machines.how} starts one for each machine; --machines 1 makes each a run of its own"
+    for other, earlier in accepted.items():
+        both = f"process {other} and process {number} of {machines.engine}"
+        if earlier.each != hello.each:
+            differs = f"one on {earlier.name}, but several on {hello.name}"
+            text = f"{machines.engine} must start as many processes on each machine, but has {differs}"
+            return AskedError(f"{text}; {starts}")
+        if earlier.host == hello.host and earlier.each == "machine":
+            return AskedError(f"{both} must be on different machines, but are both on {hello.name}; {starts}")
+        if earlier.host == hello.host and earlier.device and earlier.device == hello.device:
+            return AskedError(f"{both} are two ranks with one device ({hello.name}); {starts}")
+    return None
+
+
+# The connections.
+
+
+def connect(
+    machines: Machines, key: Key, hello: Hello, seconds: float, report_wait: ReportWait
+) -> tuple[Channel, list[Hello]]:
+    """Wait up to `seconds` for all machines; return this one's channel and all first messages, in machines' order.
+
+    Raises: as `join_machines`.
+    """
+    if machines.number > 0:
+        return _reach_host(machines, key, hello, seconds, report_wait)
+    admission = Admission(machines, key, hello)
+    try:
+        with _listen(machines) as listener:
+            admission.wait(listener, seconds, report_wait)
+        hellos = [admission.hellos[number] for number in sorted(admission.hellos)]
+        channel = Channel(0, admission.connections)
+    except BaseException as error:
+        for connection in admission.connections.values():
+            with suppress(OSError):
+                if isinstance(error, AskedError):
+                    connection.send("refused", 0, ["", str(error)])
+            connection.socket.close()
+        raise
+    channel.send("accepted", [asdict(each) for each in hellos])
+    return channel, hellos
+
+
+class Admission:
+    """Machine 0's wait for the commands of the other machines.
+
+    hellos, connections: of those accepted so far, by machine.
+    """
+
+    def __init__(self, machines: Machines, key: Key, hello: Hello) -> None:
+        self.machines, self.key = machines, key
+        self.hellos, self.connections = {0: hello}, dict[int, Connection]()
+        self._last_refusal = ""
+
+    def wait(self, listener: socket.socket, seconds: float, report_wait: ReportWait) -> None:
+        """Accept commands until all have connected.
+
+        Raises:
+            TimedOut: a machine did not connect in time.
+            AskedError: a command does not fit, and no other one can come in its place.
+        """
+        place, each, deadline = self.machines.place, self.machines.each, time.monotonic() + seconds
+        listener.setblocking(False)
+        with Reception(listener, self._greet, HELLO_TIMEOUT) as reception, selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            while missing := [number for number in range(self.machines.count) if number not in self.hellos]:
+                names = " and ".join(f"{each} {number}" for number in missing[:MOST_NAMED])
+                names += f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+                report_wait(f"waiting for {names} at {place}{self._last_refusal}")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    me, where = self.machines.called(0), f"at {place} in {seconds:g} s"
+                    raise TimedOut(f"{me} gave up waiting for {names}: no connection {where}{self._last_refusal}")
+                for event, _ in selector.select(min(left, LOOK if len(reception) else PAUSE)):
+                    if event.data is not None:
+                        self._drop_if_closed(event.data, selector)
+                for greeting in reception.poll():
+                    try:
+                        number, connection, hello = greeting.result()
+                    except WrongKey as error:
+                        hint = "give all the same DUOKA_KEY or --key-file"
+                        self._last_refusal = f"; {printable(error)}: {hint}"
+                    except (OSError, ValueError, TypeError):  # somebody who is no command of duoka
+                        continue
+                    else:
+                        if self._accept(number, connection, hello):
+                            selector.register(connection.socket, selectors.EVENT_READ, number)
+
+    def _greet(self, accepted: socket.socket) -> tuple[int, Connection, Hello]:
+        try:
+            connection = Connection(accepted)
+            number = challenge(connection, self.key)
+            what, again, value = connection.receive_one()
+            if (what, again) != ("hello", number):
+                raise ValueError("not the first message of a duoka command")
+            return number, connection, Hello.of(value)
+        except BaseException:
+            accepted.close()
+            raise
+
+    def _accept(self, number: int, connection: Connection, hello: Hello) -> bool:
+        """Accept a command that fits; refuse another one."""
+        refusal = find_refusal(number, hello, self.hellos, self.machines)
+        if refusal is None:
+            self.connections[number], self.hellos[number] = connection, hello
+            return True
+        with suppress(OSError):
+            connection.send("refused", 0, [getattr(refusal, "what", ""), str(refusal)])
+        connection.socket.close()
+        self._last_refusal = f"; {self.machines.each} {number} ({hello.name}) connected and was refused: {refusal}"
+        if self.machines.engine and self.key.is_given:  # only this job has its key: no other machine will connect
+            raise refusal
+        return False
+
+    def _drop_if_closed(self, number: int, selector: selectors.BaseSelector) -> None:
+        """Drop a command that has ended before all machines are connected; its machine may connect again."""
+        connection = self.connections[number]
+        try:
+            connection.receive()
+        except (OSError, ValueError):
+            selector.unregister(connection.socket)
+            connection.socket.close()
+            del self.connections[number], self.hellos[number]
+
+
+def _reach_host(
+    machines: Machines, key: Key, hello: Hello, seconds: float, report_wait: ReportWait
+) -> tuple[Channel, list[Hello]]:
+    """Connect to machine 0, as often as that fails, until it has accepted all machines."""
+    place, host, why, deadline = machines.place, f"{machines.each} 0", "it did not answer", time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        report_wait(f"waiting for {host} at {place}: {why}")
+        try:
+            to_answer = min(left, TO_SEND)
+            connection = Connection(socket.create_connection(_address_of_host(machines, to_answer), to_answer))
+            try:
+                hellos = _introduce(connection, machines, key, hello, deadline, report_wait)
+                return Channel(machines.number, {0: connection}), hellos
+            except BaseException:
+                connection.socket.close()
+                raise
+        except (OSError, ValueError) as error:
+            why = printable(reason(error))
+            time.sleep(min(left, PAUSE))
+    me = machines.called(machines.number)
+    raise TimedOut(f"{me} gave up waiting for {host}: it did not answer at {place} in {seconds:g} s; {why}")
+
+
+def _introduce(
+    connection: Connection, machines: Machines, key: Key, hello: Hello, deadline: float, report_wait: ReportWait
+) -> list[Hello]:
+    """Send this command's first message, and return all, once machine 0 has accepted all machines."""
+    answer(connection, key, machines.number)
+    connection.longest = LONGEST
+    connection.send("hello", machines.number, asdict(hello))
+    connection.socket.settimeout(PAUSE)
+    while time.monotonic() < deadline:
+        report_wait(f"waiting for the other {machines.each}s at {machines.place}")
+        with suppress(TimeoutError):
+            what, _, value = connection.receive_one()
+            if what == "accepted":
+                return [Hello.of(each) for each in value]
+            if what == "refused":
+                setting, text = value
+                different = SettingsDiffer(printable(setting), 0, f"{machines.each} 0")
+                raise different if setting else AskedError(printable(text))
+    raise TimeoutError(f"not all {machines.each}s connected")
+
+
+# The address of machine 0: that of `--rendezvous`, or one that it publishes in the store of an engine.
+
+
+def _listen(machines: Machines) -> socket.socket:
+    """Open the listening socket of machine 0.
+
+    Raises:
+        OptionError: the port is in use.
+    """
+    if not machines.store:
+        try:
+            return listen_on(machines.host, machines.port)
+        except OSError as error:
+            free = "at a port that is free on machine 0"
+            raise OptionError("--rendezvous", machines.place, free, str(error)) from None
+    address = machines.host
+    with suppress(OSError), socket.create_connection((machines.host, machines.port), 30.0) as connected:
+        # The address from which this machine reaches the engine's store is one at which the others reach it.
+        address = str(connected.getsockname()[0]).removeprefix("::ffff:")
+    listener = listen_on(address, 0)
+    address, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(address).is_unspecified:
+        address = machines.host
+    try:
+        _store(machines, 60.0).set(f"duoka/{machines.job}", f"{address} {port}")
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        raise OptionError("MASTER_ADDR and MASTER_PORT", machines.place, "where torchrun's store is", text) from None
+    return listener
+
+
+def _address_of_host(machines: Machines, seconds: float) -> tuple[str, int]:
+    """Return the address and port of machine 0, which may change when an engine restarts it.
+
+    Raises:
+        OSError: machine 0 has not published it yet.
+    """
+    if not machines.store:
+        return machines.host, machines.port
+    with suppress(RuntimeError):  # torch's timeout
+        host, _, port = _store(machines, seconds).get(f"duoka/{machines.job}").decode().rpartition(" ")
+        if port.isdecimal():
+            return host, int(port)
+    raise ConnectionError("machine 0 has not published its address yet")
+
+
+def _store(machines: Machines, seconds: float) -> Store:
+    from duoka.network.rendezvous import tcp_store  # imports torch
+
+    limit = timedelta(seconds=max(1.0, seconds))
+    return tcp_store(machines.host, machines.port, is_master=False, timeout=limit)

@@ -25,28 +25,26 @@ from datetime import timedelta
 from duoka import environment
 from duoka.devices import inventory
 from duoka.errors import WorkerFailed
-from duoka.launchers.joining import join_machines
-from duoka.launchers.listening import open_to
-from duoka.launchers.machines import SingleMachine
-from duoka.launchers.output import Outputs
-from duoka.launchers.reaper import orphan_reaper
-from duoka.launchers.remaining import next_plan
-from duoka.launchers.report import ReportContext, other_stacks, report
-from duoka.launchers.restarts import cause, with_restarts
-from duoka.launchers.signals import Signals
-from duoka.launchers.stuck import (
+from duoka.launchers.hangs import (
     IdleClock,
     Limits,
     Stuck,
     collect_stacks,
     find_not_exiting,
     find_stuck,
-    is_debugged,
+    in_debugger,
     refine_with_stacks,
     waiting_for_ended,
 )
+from duoka.launchers.joining import join_machines
+from duoka.launchers.machines import SingleMachine
+from duoka.launchers.output import Outputs
+from duoka.launchers.processes import Signals, orphan_reaper
+from duoka.launchers.report import ReportContext, other_stacks, report
+from duoka.launchers.restarts import cause, next_plan, with_restarts
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abort, judge
-from duoka.launchers.worker_group import WorkerGroup
+from duoka.launchers.workers import WorkerGroup
+from duoka.network.addresses import listen_on
 from duoka.plan import Kind, Machines, Plan
 from duoka.supervision.status_board import StatusBoard, name_ranks
 from duoka.system.libc import names_from_files
@@ -66,10 +64,6 @@ NEVER = 1e9  # seconds
 
 def _write(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
-
-
-def _write_nothing(text: str) -> None:
-    """Print nothing: rank 0's command reports the end of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +97,27 @@ def run_local(plan: Plan) -> int:
         WorkerFailed: a worker cannot be started.
     """
     try:
-        with join_machines(plan, say) as (plan, run_id, others), _outputs(plan) as outputs:
+        with join_machines(plan, say) as (plan, run_id, others), closing(outputs_of(plan)) as outputs:
             if plan.machines.count > 1 and plan.machines.each == "machine" and plan.verbosity != "quiet":
                 is_or_are = "is" if plan.workers == 1 else "are"
                 say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
             with Signals() as signals, closing(_record(plan, run_id)) as record:
                 run = RunContext(plan, run_id, outputs, signals, others=others, record=record)
-                reports = plan.machines.each == "machine" or plan.machines.number == 0
+                last: Verdict | None = None
 
-                verdict: Verdict | None = None
-
-                def again(number: int) -> Verdict:
-                    nonlocal run, verdict
-                    if verdict is not None:
-                        run = replace(run, plan=next_plan(run.plan, verdict, inventory.read, say))
+                def next_attempt(number: int) -> Verdict:
+                    nonlocal run, last
+                    if last is not None:
+                        run = replace(run, plan=next_plan(run.plan, last, inventory.read, say))
                     outputs.begin(number)
-                    verdict = attempt(run, number)
-                    return verdict
+                    last = attempt(run, number)
+                    return last
 
-                code = with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
+                # Where each command is one rank, rank 0's reports the end of all.
+                reports = plan.machines.each == "machine" or plan.machines.number == 0
+                write = run.write if reports else lambda text: None
+                code = with_restarts(next_attempt, plan.restarts, signals, write)
                 record.ended(code)
                 return code
     except KeyboardInterrupt:  # before there was a worker
@@ -139,13 +134,13 @@ def _record(plan: Plan, run_id: str) -> UnpublishedRun:
     return ReportedRun(plan, plan.report, say, run=run_id)
 
 
-@contextmanager
-def _outputs(plan: Plan) -> Iterator[Outputs]:
-    outputs = Outputs(plan.log_dir, _ranks_with_a_log(plan))
-    try:
-        yield outputs
-    finally:
-        outputs.close()
+def outputs_of(plan: Plan) -> Outputs:
+    """Return log files of all ranks but the first, which has the terminal.
+
+    There are none for a script with its own torch.distributed, which prints from every rank, unless asked for.
+    """
+    left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
+    return Outputs(plan.log_dir, range(0) if left_alone else range(max(1, plan.ranks.start), plan.ranks.stop))
 
 
 def import_once(plan: Plan) -> None:
@@ -181,18 +176,32 @@ def attempt(run: RunContext, number: int) -> Verdict:
     store = None
     try:
         _check_files(plan.workers)
-        exchange = _exchange(plan)
-        temporary = _temporary()
-        entropy = _entropy(run, number)
         store = _file_for_a_store(plan)
-        shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
-        group.start(plan, replace(shared, gloo=others.gloo, key=others.key, store=store), run.outputs)
-        pids = [worker.pid for worker in group.workers]
-        run.record.started(pids)
+        temporary = _temporary()
+        # 64 bits, equal on all machines, which know the run by one name, and different in each attempt.
+        entropy = random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
+        group.start(
+            plan,
+            Attempt(
+                number=number,
+                run_id=run.run_id,
+                entropy=entropy,
+                board=board,
+                exchange=_exchange(plan),
+                temporary=temporary,
+                function=run.function,
+                observer=run.observer,
+                gloo=others.gloo,
+                key=others.key,
+                store=store,
+            ),
+            run.outputs,
+        )
+        run.record.started(group.pids)
         with (
-            orphan_reaper(pids, temporary, others.close_files),
-            _store(plan.machines, store) as port,
-        ):  # a thread: after the forks
+            orphan_reaper(group.pids, temporary, others.close_files),
+            _store(plan.machines, store) as port,  # a thread: after the forks
+        ):
             others.start(group, port)
             stuck, asked = _watch(run, group, board)
             if asked is not None:
@@ -205,7 +214,9 @@ def attempt(run: RunContext, number: int) -> Verdict:
             verdict = replace(judge(group.workers, stuck, asked), saved=board.saved(), rows=rows)
             verdict = others.conclude(verdict, group)
         text = ""
-        if _reports_end(plan.machines, verdict):
+        # If each command is one rank, the failed rank's or rank 0's reports the end.
+        is_own = verdict.why not in ("elsewhere", "agreed", "stopped")
+        if plan.machines.each == "machine" or plan.machines.number == 0 or is_own:
             text = report(verdict, ReportContext(plan, board, group.workers, run.outputs))
             run.write(text)
         if verdict.code and verdict.why != "stopped":
@@ -217,17 +228,6 @@ def attempt(run: RunContext, number: int) -> Verdict:
             os.close(store)
 
 
-def _reports_end(machines: Machines, verdict: Verdict) -> bool:
-    """Return whether this command reports the end: if each is one rank, the failed rank's or rank 0's does."""
-    own = verdict.why not in ("elsewhere", "agreed", "stopped")
-    return machines.each == "machine" or machines.number == 0 or own
-
-
-def _entropy(run: RunContext, number: int) -> int:
-    """Return random bits, equal on all machines (which know the run by one name) and different in each attempt."""
-    return random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
-
-
 def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stuck | None, signal.Signals | None]:
     """Watch until all workers have ended, or it is time to end them.
 
@@ -237,9 +237,10 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
     limits = Limits(plan.timeout, plan.step_timeout, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
     idle_clock, debugged_until = IdleClock(), 0.0
 
-    def found() -> Stuck | None:
-        waits = time.monotonic() > debugged_until and not others.is_debugging()
-        return find_stuck(board, group.workers, limits, idle_clock, others.progress()) if waits else None
+    def hang() -> Stuck | None:
+        if time.monotonic() <= debugged_until or others.is_debugging():
+            return None
+        return find_stuck(board, group.workers, limits, idle_clock, others.progress())
 
     while not group.gone():
         group.listen(TICK)
@@ -248,25 +249,23 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
         others.show(board, TO_SHOW, debugged=time.monotonic() < debugged_until)
         if group.signals.stops:
             return None, group.signals.stops[0]
-        announce_end = others.announced_end()
-        if announce_end is not None and announce_end.asked is not None:
-            return None, announce_end.asked
+        notice = others.announced_end()
+        if notice is not None and notice.asked is not None:
+            return None, notice.asked
         if group.failed():
             others.announce_end()
-        if announce_end is not None or (group.failed() and not agreed(group.workers)):
+        if notice is not None or (group.failed() and not agreed(group.workers)):
             others.show(board, last=True)
-            group.wait(
-                lambda: group.done() and others.all_sent_last_progress(),
-                GRACE if announce_end is None else REMOTE_GRACE,
-            )
-            if announce_end is not None or not agreed(group.workers):
+            grace = GRACE if notice is None else REMOTE_GRACE
+            group.wait(lambda: group.done() and others.all_sent_last_progress(), grace)
+            if notice is not None or not agreed(group.workers):
                 return _missed(plan, group, board, others), None
-        elif stuck := found():
+        elif stuck := hang():
             if stuck.mismatch is not None:  # let the ranks end by themselves: their endings have their values
                 group.abort_exchange()
                 group.wait(group.done, TO_END)
             stuck = refine_with_stacks(collect_stacks(stuck, group), board)
-            if not is_debugged(stuck, stuck.missing):
+            if not any(in_debugger(stuck.stacks.get(rank, "")) for rank in stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG
         elif waiting_for_ended(board, group.workers):
@@ -298,11 +297,8 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
 
     def is_over() -> bool:
         left = [worker for worker in group.workers if not worker.done]
-        return (
-            group.gone()
-            or group.signals.interrupts > pressed
-            or left == waiting_for_ended(board, group.workers) != []
-        )
+        cannot_answer = left == waiting_for_ended(board, group.workers) != []
+        return group.gone() or group.signals.interrupts > pressed or cannot_answer
 
     group.signal(asked)
     for _ in range(TO_STOP[asked]):
@@ -315,23 +311,15 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
         group.end()
 
 
-def _ranks_with_a_log(plan: Plan) -> range:
-    """Return all ranks but the first, which has the terminal; none for a script left to print from every rank."""
-    left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
-    return range(0) if left_alone else range(max(1, plan.ranks.start), plan.ranks.stop)
-
-
 def _exchange(plan: Plan) -> mmap.mmap | None:
     """Map shared memory for small CPU tensors, if duoka does the communication and there is one machine."""
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None
     from duoka.view.collectives import shared_memory
 
-    return (
-        mmap.mmap(-1, shared_memory.memory_size(plan.workers, shared_memory.LARGE_SLOT))
-        if shared_memory.is_possible()
-        else None
-    )
+    if not shared_memory.is_possible():
+        return None
+    return mmap.mmap(-1, shared_memory.memory_size(plan.workers, shared_memory.LARGE_SLOT))
 
 
 def _file_for_a_store(plan: Plan) -> int | None:
@@ -374,7 +362,7 @@ def _check_files(workers: int) -> None:
 
 
 @contextmanager
-def _store(machines: Machines, file: int | None) -> Iterator[int]:
+def _store(machines: Machines, unnamed: int | None) -> Iterator[int]:
     """Run a store for the workers of all machines on a free port, and yield the port.
 
     With one machine it listens on loopback only. On other machines than machine 0, and if the workers use a file,
@@ -382,20 +370,14 @@ def _store(machines: Machines, file: int | None) -> Iterator[int]:
     """
     from duoka.network.rendezvous import tcp_store
 
-    if machines.number > 0 or file is not None:
+    if machines.number > 0 or unnamed is not None:
         yield 0
         return
     host = environment.LOOPBACK if machines.count == 1 else machines.host
-    listener = open_to(host, 0)
-    port = listener.getsockname()[1]
-    store = tcp_store(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=listener.detach(),
-    )
+    listener = listen_on(host, 0)
+    port, limit = listener.getsockname()[1], timedelta(seconds=60)
+    file = listener.detach()
+    store = tcp_store(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=file)
     try:
         with names_from_files():
             yield port

@@ -18,7 +18,7 @@ from duoka.errors import TimedOut
 from duoka.launchers.channel import FOR_FIRST, Channel, Message
 from duoka.launchers.restarts import cause, is_fault, was_meant
 from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, doubt_of, without_agreement
-from duoka.launchers.worker_group import Peers, WorkerGroup
+from duoka.launchers.workers import Peers, WorkerGroup
 from duoka.network.keys import Key
 from duoka.plan import Plan
 from duoka.supervision.rings import MachineSamples
@@ -40,7 +40,10 @@ class EndNotice:
 
 
 class SingleMachine(Peers):
-    """The null object for a run on one machine. key: of the run, inherited by its workers."""
+    """The null object for a run on one machine.
+
+    key: of the run, inherited by its workers. gloo: the network interface for gloo.
+    """
 
     gloo: str | None = "lo"
 
@@ -91,12 +94,11 @@ class SingleMachine(Peers):
 
 
 class SeveralMachines(SingleMachine):
-    """The other machines of a run on several. gloo: the network interface towards them."""
+    """The other machines of a run on several. gloo: the network interface towards them, if known."""
 
-    def __init__(self, channel: Channel, plan: Plan, gloo: str | None, run_id: str) -> None:
+    def __init__(self, channel: Channel, plan: Plan, key: Key, gloo: str | None, run_id: str) -> None:
         self._channel, self._plan, self.gloo = channel, plan, gloo
-        self.key = channel.key.derived(f"objects {run_id}")
-        self.files = (channel.file,)
+        self.key, self.files = key.derived(f"objects {run_id}"), (channel.file,)
         self.begin(0)
 
     def read(self) -> None:
@@ -111,27 +113,25 @@ class SeveralMachines(SingleMachine):
         self._received_at: dict[int, float] = {}
         self._has_announced_end = False
 
-    def start(self, group: WorkerGroup, port: int) -> None:
-        if self._channel.number == 0:
-            self._send("port", port)
-        group.wait(lambda: bool(self._ready() or group.signals.stops or group.failed()), self._plan.timeout)
-        if ports := self._received("port"):
-            group.go(ports[0].value)
-        elif not self._ready() and not group.signals.stops and not group.failed():
-            limit = f"{self._plan.timeout:g} s"
-            raise TimedOut(f"{self._called(self._channel.number)} gave up waiting for {self._called(0)}: {limit}")
-
-    def _ready(self) -> bool:
-        return bool(self._received("port")) or self.announced_end() is not None
-
     def _send(self, what: str, value: Any) -> None:
         self._channel.send(f"{what} {self._attempt}", value)
 
     def _received(self, what: str) -> Mapping[int, Message]:
         return self._channel.messages(f"{what} {self._attempt}")
 
-    def _called(self, machine: int) -> str:
-        return self._plan.machines.called(machine)
+    def start(self, group: WorkerGroup, port: int) -> None:
+        if self._channel.number == 0:
+            self._send("port", port)
+
+        def is_ready() -> bool:
+            return bool(self._received("port") or self.announced_end() or group.signals.stops or group.failed())
+
+        was_ready = group.wait(is_ready, self._plan.timeout)
+        if ports := self._received("port"):
+            group.go(ports[0].value)
+        elif not was_ready:
+            me, host = self._plan.machines.called(self._channel.number), self._plan.machines.called(0)
+            raise TimedOut(f"{me} gave up waiting for {host}: {self._plan.timeout:g} s")
 
     # Progress.
 
@@ -139,7 +139,7 @@ class SeveralMachines(SingleMachine):
         now = time.monotonic()
         if now - self._shown_at >= seconds:
             self._shown_at = now
-            seats = {rank: _serialised(board.read(rank)) for rank in board.ranks}
+            seats = {rank: serialised(board.read(rank)) for rank in board.ranks}
             self._send("progress", {"seats": seats, "debugged": debugged, "last": last})
 
     def all_sent_last_progress(self) -> bool:
@@ -148,10 +148,10 @@ class SeveralMachines(SingleMachine):
 
     def progress(self) -> dict[int, RankProgress]:
         return {
-            int(rank): _progress_of(slot, message.at)
+            int(rank): progress_of(values, message.at)
             for machine, message in self._received("progress").items()
             if machine != self._channel.number
-            for rank, slot in message.value["seats"].items()
+            for rank, values in message.value["seats"].items()
         }
 
     def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
@@ -186,7 +186,8 @@ class SeveralMachines(SingleMachine):
 
     def conclude(self, verdict: Verdict, group: WorkerGroup) -> Verdict:
         """Wait for the results of all machines: without limit while all goes well, else for 60 s."""
-        self._send("verdict", asdict(_result_of(verdict, group)))
+        result = result_of(verdict, group)
+        self._send("verdict", asdict(result))
         deadline = None
         while not self._has_all_results():
             if group.signals.stops:
@@ -197,8 +198,8 @@ class SeveralMachines(SingleMachine):
                 break
             group.listen(TICK)
         results = {machine: MachineResult(**message.value) for machine, message in self._received("verdict").items()}
-        results = {machine: replace(one, cause=printable(one.cause)) for machine, one in results.items()}
-        return self._concluded(verdict, results | {self._channel.number: _result_of(verdict, group)})
+        results = {machine: replace(other, cause=printable(other.cause)) for machine, other in results.items()}
+        return self._concluded(verdict, results | {self._channel.number: result})
 
     def _has_all_results(self) -> bool:
         """Return whether each other machine has sent its result or is lost, so that no more results can come."""
@@ -206,26 +207,25 @@ class SeveralMachines(SingleMachine):
         return 0 in self._channel.lost or len({*results, *self._channel.lost}) == self._plan.machines.count
 
     def _concluded(self, verdict: Verdict, results: Mapping[int, MachineResult]) -> Verdict:
-        silent = [machine for machine in range(self._plan.machines.count) if machine not in results]
-        chosen = choose(results, silent)
-        saved = max((one.saved for one in results.values() if one.saved is not None), default=None)
-        if any(one.why == "stopped" for one in results.values()):
-            return replace(verdict, why="stopped", code=_code_when_stopped(results.values(), silent))
-        agreed = agree(results, silent)
-        left = [machine for machine, one in results.items() if one.why == "well"]
-        if chosen is not None and chosen in results and results[chosen].doubt >= Doubt.FOLLOWS and left:
-            words = f"the scripts of {self._called(left[0])} ended while other ranks went on"
-            return self._elsewhere(verdict, 1, Elsewhere(words, True), saved)
-        if agreed or chosen in (None, self._channel.number):
+        machines = self._plan.machines
+        silent = [machine for machine in range(machines.count) if machine not in results]
+        saved = max((result.saved for result in results.values() if result.saved is not None), default=None)
+        if any(result.why == "stopped" for result in results.values()):
+            return replace(verdict, why="stopped", code=code_when_stopped(results.values(), silent))
+        chosen, agreed = choose(results, silent), agree(results, silent)
+        ended_well = [machine for machine, result in results.items() if result.why == "well"]
+        result = None if chosen is None else results.get(chosen)
+        code = 1 if result is None else result.code
+        if result is not None and result.doubt >= Doubt.FOLLOWS and ended_well:
+            words = f"the scripts of {machines.called(ended_well[0])} ended while other ranks went on"
+            code, elsewhere = 1, Elsewhere(words, True)
+        elif agreed or chosen is None or chosen == self._channel.number:
             return replace(verdict if agreed else without_agreement(verdict), saved=saved)
-        why = self._channel.lost.get(chosen, "it did not report how its ranks ended")
-        gone = MachineResult("gone", 1, f"{self._called(chosen)} is gone: {why}", Doubt.GONE)
-        one = results.get(chosen, gone)
-        words = one.cause if one is gone else f"{one.cause} (on {self._plan.machines.where(chosen)})"
-        return self._elsewhere(verdict, one.code, Elsewhere(words, one.fault), saved)
-
-    def _elsewhere(self, verdict: Verdict, code: int, elsewhere: Elsewhere, saved: int | None) -> Verdict:
-        """Return the verdict for a run that ended because of another machine."""
+        elif result is not None:
+            elsewhere = Elsewhere(f"{result.cause} (on {machines.where(chosen)})", result.fault)
+        else:
+            why = self._channel.lost.get(chosen, "it did not report how its ranks ended")
+            elsewhere = Elsewhere(f"{machines.called(chosen)} is gone: {why}", False)
         ended = {worker.rank: worker for worker in (*verdict.culprits, *verdict.others) if worker.failed}
         return Verdict("elsewhere", code, others=tuple(ended.values()), saved=saved, elsewhere=elsewhere)
 
@@ -248,43 +248,44 @@ class MachineResult:
     saved: int | None = None
 
 
+def result_of(verdict: Verdict, group: WorkerGroup) -> MachineResult:
+    """Summarise how this machine's ranks ended, to be sent to the other machines."""
+    alone = without_agreement(verdict)
+    is_cause = alone.why not in ("well", "stopped", "elsewhere")
+    fault = is_cause and is_fault(alone) and not was_meant(alone, group.signals)
+    words = cause(alone) if is_cause else "its ranks were ended"
+    doubt, way = int(doubt_of(alone)), agreement_key(verdict)
+    return MachineResult(verdict.why, verdict.code, words, doubt, way, fault, verdict.saved)
+
+
 def choose(results: Mapping[int, MachineResult], silent: Sequence[int]) -> int | None:
     """Return the machine that ended the run: the first with the least doubt; None if all ended well.
 
     results: results, in the order in which all machines received them. silent: machines without a result.
     """
-    causes = {machine: one.doubt for machine, one in results.items() if one.why != "well"}
-    causes |= dict.fromkeys(silent, int(Doubt.GONE))
-    return min(causes, key=causes.__getitem__, default=None)
+    doubts = {machine: result.doubt for machine, result in results.items() if result.why != "well"}
+    doubts |= dict.fromkeys(silent, int(Doubt.GONE))
+    return min(doubts, key=doubts.__getitem__, default=None)
 
 
 def agree(results: Mapping[int, MachineResult], silent: Sequence[int]) -> bool:
     """Return whether the ranks of all machines ended in the same way."""
-    return not silent and len({one.way if one.why == "agreed" else one.why for one in results.values()}) == 1
+    return not silent and len({each.way if each.why == "agreed" else each.why for each in results.values()}) == 1
 
 
-def _code_when_stopped(results: Collection[MachineResult], silent: Sequence[int]) -> int:
+def code_when_stopped(results: Collection[MachineResult], silent: Sequence[int]) -> int:
     """Return the scripts' exit code if all have the same; else the largest."""
-    codes = {one.code for one in results}
+    codes = {result.code for result in results}
     return codes.pop() if len(codes) == 1 and not silent else max(codes)
 
 
-def _result_of(verdict: Verdict, group: WorkerGroup) -> MachineResult:
-    """Summarise how this machine's ranks ended, to be sent to the other machines."""
-    one = without_agreement(verdict)
-    is_cause = one.why not in ("well", "stopped", "elsewhere")
-    fault = is_cause and is_fault(one) and not was_meant(one, group.signals)
-    words = cause(one) if is_cause else "its ranks were ended"
-    return MachineResult(
-        verdict.why, verdict.code, words, int(doubt_of(one)), agreement_key(verdict), fault, verdict.saved
-    )
-
-
-def _serialised(progress: RankProgress) -> list[Any]:
+def serialised(progress: RankProgress) -> list[Any]:
+    """Return the progress of a rank as JSON can hold it, with spans of time: the machines' clocks differ."""
     waited = progress.seen - progress.since if progress.waiting else 0.0
     return [progress.begun, progress.finished, progress.number, progress.text, waited, progress.steps]
 
 
-def _progress_of(values: Sequence[Any], received_at: float) -> RankProgress:
+def progress_of(values: Sequence[Any], received_at: float) -> RankProgress:
+    """Return the progress of a rank of another machine."""
     begun, finished, number, text, waited, steps = values
     return RankProgress(begun, finished, number, printable(text), received_at - waited, received_at, steps, 0.0)

@@ -1,62 +1,202 @@
-"""States and activity of processes, read from /proc."""
+"""Processes of a run: forked from the command, told of its signals, and ended with it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from types import FrameType
+from typing import IO, Any
 
-from duoka.system.processes import process_stat
+from duoka.supervision import tracebacks
+from duoka.system.libc import die_with, flush_c_streams
+from duoka.system.processes import session_members
 
-STATES = {
-    "D": "is held up in the kernel, as by a disk or a network file system that does not answer",
-    "T": "is stopped (SIGSTOP)",
-    "t": "is held by a debugger",
-    "Z": "has ended",
-}
-
-
-def session_members(sessions: Iterable[int]) -> list[int]:
-    """Return the pids of the live processes in these POSIX sessions, named by their leaders' pids."""
-    wanted = set(sessions)
-    stats = {int(entry): process_stat(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
-    return [pid for pid, stat in stats.items() if stat is not None and stat.session in wanted and stat.state != "Z"]
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MEANT_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # schedulers send them to the process that they started
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this pid exists and has not ended."""
-    return _state(pid) not in ("", "Z")
+class Signals:
+    """Convert signals to bytes readable from `fd`, so that one select call waits for everything.
 
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by SIGSTOP (not by a debugger)."""
-    return _state(pid) == "T"
-
-
-def work_done(session: int) -> int:
-    """Return a number that grows while processes of a session use the CPU, read or write; it has no unit.
-
-    CPU time counts in tenths of a second, so that a thread that polls does not count as work.
+    stops: received requests to end, in order. for_scripts: received signals meant for the scripts.
     """
-    cpu, moved = 0.0, 0
-    for pid in session_members([session]):
-        stat = process_stat(pid)
-        cpu += 0.0 if stat is None else stat.cpu
-        with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
-            moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar")))
-    return int(10 * cpu + 1e-6) + moved
+
+    def __init__(self) -> None:
+        self.stops: list[signal.Signals] = []
+        self.for_scripts: list[signal.Signals] = []
+        self.fd, self._inlet = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Signals:
+        self._wakeup_before = signal.set_wakeup_fd(self._inlet, warn_on_full_buffer=False)
+        # A process started with a signal ignored (nohup, a background job) goes on to ignore it.
+        taken = {signal.SIGCHLD, *(each for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN)}
+        # The default of those for scripts would end this process and its workers.
+        taken |= {each for each in MEANT_FOR_SCRIPTS if signal.getsignal(each) is signal.SIG_DFL}
+        self._before = {each: signal.signal(each, _nothing) for each in taken}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore the previous handlers; also called in workers."""
+        if self._before:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before.clear()
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.close(self.fd)
+            os.close(self._inlet)
+
+    @property
+    def interrupts(self) -> int:
+        """Number of SIGINTs received."""
+        return self.stops.count(signal.SIGINT)
+
+    def read(self) -> None:
+        """Read the signals that have arrived."""
+        with suppress(BlockingIOError):
+            while received := os.read(self.fd, 4096):
+                taken = [signal.Signals(number) for number in received if number in self._before]
+                self.stops += [each for each in taken if each in STOPS]
+                self.for_scripts += [each for each in taken if each in MEANT_FOR_SCRIPTS]
 
 
-def is_asleep(pid: int) -> bool:
-    """Return whether a process sleeps, as opposed to computing."""
-    return _state(pid) == "S"
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Do nothing: Python has written the signal's byte to the wakeup descriptor already."""
 
 
-def odd_state(pid: int) -> str:
-    """Return the reason why a process does not run, in words; empty if there is none."""
-    return STATES.get(_state(pid), "")
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Block all signals within: a worker must not handle one meant for its parent during the fork."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _state(pid: int) -> str:
-    stat = process_stat(pid)
-    return "" if stat is None else stat.state
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9; `signal 40` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def fork(life: Callable[[], int], signals: Signals) -> int:
+    """Fork a child that leads its own session, runs `life` and exits with the code that it returns.
+
+    The child is killed when this process dies. It has Python's default signal handlers, and never returns to the
+    caller's code. Returns its pid.
+    """
+    for stream in (sys.stdout, sys.stderr):  # else each worker would write what is buffered again
+        with suppress(Exception):
+            stream.flush()
+    flush_c_streams()
+    parent = os.getpid()
+
+    def begin() -> None:
+        die_with(parent)
+        os.setsid()
+        signals.restore()
+
+    with blocked():
+        pid = os.fork()
+        if pid == 0:
+            _exit_on_error(begin)
+    if pid == 0:
+        _exit_on_error(lambda: os._exit(life()))
+    return pid
+
+
+def _exit_on_error(step: Callable[[], None]) -> None:
+    """Call `step` in the child; an exception is printed and ends the child."""
+    try:
+        step()
+    except KeyboardInterrupt:
+        os._exit(130)
+    except BaseException as error:
+        with suppress(BaseException):
+            print(tracebacks.shown(error), end="", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def redirect(output: IO[bytes] | None, stdin: bool) -> None:
+    """Redirect this process's standard streams.
+
+    Args:
+        output: the file for standard output and error; None leaves both as they are.
+        stdin: keep standard input; otherwise it reads /dev/null.
+    """
+    if not stdin:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    if output is None:
+        return
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        os.dup2(output.fileno(), descriptor)
+        stream = getattr(sys, name)
+        # Each line is written at once, so that the log is complete when the process crashes.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+        elif stream is not None:  # a notebook's stream, which writes to its cell
+            setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False))  # noqa: SIM115
+
+
+@contextmanager
+def orphan_reaper(
+    sessions: Sequence[int], temporary: str | None, close_files: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Within the context, run a process that ends all processes of these sessions if this process is killed.
+
+    The kernel then kills the workers (PR_SET_PDEATHSIG), but not the processes that they started, such as loader
+    workers: they do not inherit that setting, and it also triggers when only a thread of the parent ends.
+
+    Enter it after forking the workers, which must not inherit the pipe: its end of file tells that this process died.
+
+    Args:
+        sessions: pids of the session leaders.
+        temporary: directory that the workers may create; removed at the end, or by the reaper.
+        close_files: closes, in the reaper, files that would keep connections of this process open.
+    """
+
+    def remove() -> None:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    reading, writing = os.pipe()
+    with blocked():  # in the reaper for ever: only SIGKILL ends it before its work is done
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()  # so that Ctrl-C does not reach it
+            os.close(writing)
+            close_files()
+            os.read(reading, 1)
+            kill_sessions(sessions)
+            remove()
+            os._exit(0)
+    os.close(reading)
+    try:
+        yield
+    finally:
+        remove()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(writing)
+
+
+def kill_sessions(sessions: Sequence[int]) -> None:
+    """Kill all processes of these sessions, and those that they start meanwhile."""
+    while members := session_members(sessions):
+        for pid in members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Report a run that ended badly: its first error, once, and the place of the logs."""
+"""Report a run that ended badly: its first error, once, and where the logs are."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from duoka.launchers import signals, stacks
+from duoka.launchers.divergence import divergence
+from duoka.launchers.hangs import Stuck, read_stacks, script_frames, users_line
 from duoka.launchers.hints import hints
 from duoka.launchers.output import Outputs
-from duoka.launchers.parting import parting
-from duoka.launchers.remaining import ratio, with_fewer_rows
-from duoka.launchers.stuck import Stuck, read_stacks
+from duoka.launchers.processes import signal_name
+from duoka.launchers.restarts import ratio, with_fewer_rows
 from duoka.launchers.verdict import Verdict
-from duoka.launchers.worker_group import Worker
+from duoka.launchers.workers import Worker
 from duoka.plan import Plan
-from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard, name_ranks
+from duoka.supervision.status_board import AT_END, StatusBoard, name_ranks
 
 LOG_LINES = 5  # of a dead rank's log
 MOST_STACKS = 16  # of ranks that wait
@@ -24,7 +24,7 @@ MOST_STACKS = 16  # of ranks that wait
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """The plan, status board, workers and log files of an attempt."""
+    """The plan, status board, workers and log files of an attempt, and the words in which a report names them."""
 
     plan: Plan
     board: StatusBoard
@@ -41,40 +41,91 @@ class ReportContext:
         """Return whether --verbose was given."""
         return self.plan.verbosity == "verbose"
 
+    def ranks(self, ranks: Sequence[int]) -> str:
+        """Return `ranks 1 and 2 of 3 (host)`."""
+        return f"{self.ranks_of_all(ranks)} ({socket.gethostname()})"
+
+    def ranks_of_all(self, ranks: Sequence[int]) -> str:
+        """Return `ranks 1 and 2 of 3`."""
+        return f"{name_ranks(list(ranks))} of {self.world_size}"
+
+    def collective(self, rank: int, number: int, text: str = "") -> str:
+        """Return `all_reduce 1,205 at train.py:41`: operation, number and line of a collective.
+
+        text: its name, in case the board has forgotten it.
+        """
+        text = self.board.text(rank, number) if self.board.remembers(rank, number) else text
+        if not text:
+            return f"collective {number:,}"
+        words, at, line = text.rpartition(" at ")
+        operation = (words or text).split(" ", 1)[0]
+        return f"{operation} {number:,}{at}{line if at else ''}"
+
+    def step(self, rank: int) -> str:
+        """Return ` in step 6`; empty if the status board has no step."""
+        worker = next((worker for worker in self.workers if worker.rank == rank), None)
+        if worker is None:  # it is on another machine
+            return ""
+        progress = self.board.read(rank)
+        if worker.ending is not None and worker.ending.how == "returned":
+            return f" after step {progress.steps:,}" if progress.steps else ""
+        return f" in step {progress.steps + 1:,}" if progress.begun or progress.steps else ""
+
+    def progress(self, rank: int) -> str:
+        """Return `, in step 6, after all_reduce 22 at train.py:41`."""
+        progress = self.board.read(rank)
+        parts = [self.step(rank)]
+        if progress.waiting:
+            parts.append(f" in {self.collective(rank, progress.number)}")
+        elif progress.finished:
+            parts.append(f" after {self.collective(rank, progress.finished)}")
+        return "".join(f",{part}" for part in parts if part)
+
 
 def report(verdict: Verdict, scene: ReportContext) -> str:
     """Return the lines for standard error about the end of a run; empty if it ended well."""
     lines = REPORTS[verdict.why](verdict, scene)
-    lines += _others_in_full(verdict, scene) if scene.verbose else _others(verdict)
+    others = sorted(verdict.others, key=lambda worker: worker.rank)
+    if scene.verbose:
+        for worker in others:
+            lines += [f"duoka: rank {worker.rank} ended with", *_last_words(worker, scene)]
+    elif verdict.stuck is None and verdict.why != "stopped":  # else the headline reports how they ended
+        ranks: dict[str, list[int]] = {}
+        for worker in others:
+            ranks.setdefault(_summary(worker, verdict), []).append(worker.rank)
+        lines += [f"  {name_ranks(group)}: {summary}" for summary, group in ranks.items()]
     return "".join(f"{line}\n" for line in lines)
+
+
+# One function for each way in which a run ends.
 
 
 def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report functions that raised at exit on ranks whose output is in log files; Python prints and ignores those."""
-    said: dict[str, list[int]] = {}
+    traces: dict[str, list[int]] = {}
     for worker in scene.workers:
         if worker.afterwards:
-            said.setdefault(worker.afterwards, []).append(worker.rank)
-    if any(0 in ranks and len(said) == 1 for ranks in said.values()) or not scene.outputs.has_any():
+            traces.setdefault(worker.afterwards, []).append(worker.rank)
+    if any(0 in ranks and len(traces) == 1 for ranks in traces.values()) or not scene.outputs.has_any():
         return []  # rank 0 has printed it
     return [
         line
-        for trace, ranks in said.items()
-        for line in (*trace.splitlines(), f"duoka: raised at exit on {_ranks_of(ranks, scene)} ({_host()})")
+        for trace, ranks in traces.items()
+        for line in (*trace.splitlines(), f"duoka: raised at exit on {scene.ranks(ranks)}")
     ]
 
 
 def _agreed(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report the error as Python would: it is the script's, and the same on all ranks."""
-    first = verdict.culprits[0]
-    return [*_last_words(first, scene), *_hints(verdict, scene)]
+    return [*_last_words(verdict.culprits[0], scene), *_hints(verdict, scene)]
 
 
 def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
-    what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_place(first, scene)}"
-    return [*_last_words(first, scene), _headline(what, verdict, scene), *_hints(verdict, scene)]
+    who = f"{scene.ranks_of_all([worker.rank for worker in verdict.culprits])} ({ending.host})"
+    headline = _headline(f"raised on {who}{scene.progress(first.rank)}", verdict, scene)
+    return [*_last_words(first, scene), headline, *_hints(verdict, scene)]
 
 
 def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
@@ -84,147 +135,54 @@ def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 
 def _exited(verdict: Verdict, scene: ReportContext) -> list[str]:
-    first = verdict.culprits[0]
-    how = ""
+    first, how = verdict.culprits[0], ""
     if first.ending is None:
         how = " without ending python, as by os._exit"
     elif first.ending.code == 0:
         how = " after its script had ended"
-    who, where = _of_all(verdict, scene), _place(first, scene)
-    what = f"{who} exited with code {verdict.code}{how} ({_host()}){where}"
-    return [*_last_words(first, scene), _headline(what, verdict, scene), *_log(first, scene)]
+    who = scene.ranks_of_all([worker.rank for worker in verdict.culprits])
+    where = f"({socket.gethostname()}){scene.progress(first.rank)}"
+    headline = _headline(f"{who} exited with code {verdict.code}{how} {where}", verdict, scene)
+    return [*_last_words(first, scene), headline, *_log(first, scene)]
 
 
 def _died(verdict: Verdict, scene: ReportContext) -> list[str]:
     first = verdict.culprits[0]
     assert first.status is not None
-    number = -first.status
-    hint = ", sent by somebody or by the kernel when memory ran out" if number == signal.SIGKILL else ""
-    after = " after its script had ended" if first.ending is not None else ""
-    what = f"{_of_all(verdict, scene)} ended by {signals.name(number)}{hint}{after} ({_host()}){_place(first, scene)}"
-    return [_headline(what, verdict, scene), *_crash(first), *_log(first, scene)]
+    how = signal_name(-first.status)
+    if -first.status == signal.SIGKILL:
+        how += ", sent by somebody or by the kernel when memory ran out"
+    if first.ending is not None:
+        how += " after its script had ended"
+    who = scene.ranks_of_all([worker.rank for worker in verdict.culprits])
+    what = f"{who} ended by {how} ({socket.gethostname()}){scene.progress(first.rank)}"
+    frames = [f"  {frame}" for frame in script_frames(read_stacks(first))]
+    crash = ["  it was at (innermost first):", *frames] if frames else []
+    return [_headline(what, verdict, scene), *crash, *_log(first, scene)]
 
 
 def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report ranks whose script ended while others went on."""
-    first = verdict.culprits[0].rank
     board, ranks = scene.board, [worker.rank for worker in verdict.culprits]
-    last = board.read(first).begun
-    if board.remembers(first, last) and board.text(first, last).endswith(AT_END):
+    last = board.read(ranks[0]).begun
+    if board.remembers(ranks[0], last) and board.text(ranks[0], last).endswith(AT_END):
         last -= 1
-    step = _step(first, scene)
-    after = f"{step and ','} after {_collective(board, first, last)}" if last else ""
+    step = scene.step(ranks[0])
+    after = f"{step and ','} after {scene.collective(ranks[0], last)}" if last else ""
     others = [worker.rank for worker in scene.workers if worker.rank not in ranks]
-    waited = [rank for rank in others if board.read(rank).number > last]
     went_on = f"{name_ranks(others)} went on"
-    if waited:
-        number = board.read(waited[0]).number
-        went_on = f"{name_ranks(waited)} waited in {_collective(board, waited[0], number)}"
-    what = f"{_ranks_of(ranks, scene)} ({_host()}) left{step}{after}: the script ended there, while {went_on}"
-    return [_headline(what, verdict, scene), *_parting(verdict, scene)]
+    if waiting := [rank for rank in others if board.read(rank).number > last]:
+        number = board.read(waiting[0]).number
+        went_on = f"{name_ranks(waiting)} waited in {scene.collective(waiting[0], number)}"
+    what = f"{scene.ranks(ranks)} left{step}{after}: the script ended there, while {went_on}"
+    return [_headline(what, verdict, scene), *_divergence(verdict, scene)]
 
 
-def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
-    stuck = verdict.stuck
-    assert stuck is not None
-    ranks = _to_show(stuck)
-    if stuck.mismatch is not None:
-        what = _mismatch(stuck.mismatch, scene)
-    else:
-        what = _not_exiting(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
-    ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
-    here = [rank for rank in ranks if rank in scene.board.ranks and rank not in ended]
-    stack_lines = (line for rank in here for line in _stack_lines(rank, stuck, scene))
-    return [_headline(what, verdict, scene), *_parting(verdict, scene), *stack_lines]
-
-
-def _to_show(stuck: Stuck) -> Sequence[int]:
-    """Return the ranks whose stacks are printed: those that others wait for, if they are known."""
-    if stuck.mismatch is not None:
-        return stuck.mismatch.sides[0][0]
-    return stuck.missing or (*stuck.waiting, *stuck.within)
-
-
-def other_stacks(verdict: Verdict) -> str:
-    """Return the stacks of a hang that `report` leaves to the log files: those of the ranks that wait."""
-    stuck = verdict.stuck
-    if stuck is None:
-        return ""
-    shown = _to_show(stuck)
-    others = [rank for rank in sorted(stuck.stacks) if rank not in shown][:MOST_STACKS]
-    lines = []
-    for rank in others:
-        lines += [
-            f"  rank {rank} is at (innermost first):",
-            *(f"  {it}" for it in stacks.excerpt(stuck.stacks[rank])),
-        ]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _waited(stuck: Stuck, scene: ReportContext) -> str:
-    """Return `rank 1 of 3 (host) has not joined all_reduce 12 at a.py:4; it is ...; rank 0 has waited for 31 s`."""
-    collective = _collective(scene.board, stuck.waiting[0], stuck.number, stuck.text)
-    others = [rank for rank in stuck.waiting if rank not in stuck.odd] or list(stuck.waiting)
-    waiting = f"{name_ranks(others)} {'has' if len(others) == 1 else 'have'} waited"
-    since = f"{waiting} for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
-    if stuck.within:
-        return _blocked_in_torch(stuck, collective, scene)
-    if not stuck.culprits:
-        return f"{collective} did not end: {since}{_remote_missing(stuck, scene)}"
-    missing, first = list(stuck.culprits), stuck.culprits[0]
-    has = "has" if len(missing) == 1 else "have"
-    if first in stuck.odd:
-        state = stuck.odd[first] if len(missing) == 1 else stuck.odd[first].replace("is ", "are ", 1)
-        where = f" and {has} not joined {collective}" if stuck.missing else f" in {collective}"
-        return f"{_ranks_of(missing, scene)} ({_host()}){_step(first, scene)} {state}{where}; {since}"
-    line = stacks.users_line(stuck.stacks.get(first, ""))
-    asleep = ", asleep" if first in stuck.asleep else ""
-    place = f"it is in {line}{asleep}; " if line and len(missing) == 1 else ""
-    step = _step(first, scene)
-    return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not joined {collective}; {place}{since}"
-
-
-def _remote_missing(stuck: Stuck, scene: ReportContext) -> str:
-    """Return `; rank 2 on machine 1 (node2) has not joined it`."""
-    machines = scene.plan.machines
-    there: dict[int, list[int]] = {}
-    for rank in stuck.remote:
-        there.setdefault(machines.of(rank), []).append(rank)
-    who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in there.items()]
-    return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not joined it" if who else ""
-
-
-def _not_exiting(stuck: Stuck, scene: ReportContext) -> str:
-    """Report ranks that do not exit; their stacks show the threads that they wait for."""
-    ranks, has = list(stuck.missing), "has" if len(stuck.missing) == 1 else "have"
-    since = f"{stuck.seconds:.0f} s after the script ended (the limit is {stuck.limit:g} s)"
-    return f"{_ranks_of(ranks, scene)} ({_host()}) {has} not exited {since}"
-
-
-def _blocked_in_torch(stuck: Stuck, collective: str, scene: ReportContext) -> str:
-    """Report ranks of which some wait in a collective and others somewhere in torch; the smaller side first."""
-    line = stacks.users_line(stuck.stacks.get(stuck.within[0], "")) or "?"
-    sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
-    (ranks, where), (them, theirs) = sides
-    who = f"{_ranks_of(list(ranks), scene)} ({_host()}){_step(ranks[0], scene)}"
-    waited = f"for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
-    return f"the ranks wait in different places: {who} in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
-
-
-def _mismatch(mismatch: CollectiveMismatch, scene: ReportContext) -> str:
-    """Report ranks that called different collectives; the smaller side, the likelier cause, first."""
-    (ranks, text), *others = mismatch.sides
-    theirs = ", ".join(f"{name_ranks(list(them))} called {what}" for them, what in others)
-    step = _step(ranks[0], scene)
-    who = f"{_ranks_of(list(ranks), scene)} ({_host()}){step}"
-    return f"the ranks called different collectives (number {mismatch.number:,}): {who} called {text}, {theirs}"
-
-
-def _parting(verdict: Verdict, scene: ReportContext) -> list[str]:
+def _divergence(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Return by which line and values ranks came to call different collectives."""
     mismatch = verdict.stuck and verdict.stuck.mismatch
     frames = {worker.rank: worker.ending.frames for worker in scene.workers if worker.ending is not None}
-    return parting(frames, [ranks for ranks, _ in mismatch.sides]) if mismatch else []
+    return divergence(frames, [ranks for ranks, _ in mismatch.sides]) if mismatch else []
 
 
 def _elsewhere(verdict: Verdict, scene: ReportContext) -> list[str]:
@@ -237,6 +195,25 @@ def _stopped(verdict: Verdict, scene: ReportContext) -> list[str]:
     forced = f"; {name_ranks(killed)} had to be ended by force" if killed else ""
     by = "interrupted" if verdict.code == 128 + signal.SIGINT else "stopped"
     return [f"duoka: {by}{forced}"]
+
+
+def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
+    stuck = verdict.stuck
+    assert stuck is not None
+    if stuck.mismatch is not None:
+        what = _mismatched(stuck, scene)
+    elif stuck.at_exit:  # the stacks show the threads that the ranks wait for
+        has = "has" if len(stuck.missing) == 1 else "have"
+        since = f"{stuck.seconds:.0f} s after the script ended (the limit is {stuck.limit:g} s)"
+        what = f"{scene.ranks(stuck.missing)} {has} not exited {since}"
+    elif stuck.within:
+        what = _blocked_in_torch(stuck, scene)
+    else:
+        what = _waited(stuck, scene)
+    ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
+    here = [rank for rank in _to_show(stuck) if rank in scene.board.ranks and rank not in ended]
+    stack_lines = (line for rank in here for line in _stack_lines(rank, stuck, scene))
+    return [_headline(what, verdict, scene), *_divergence(verdict, scene), *stack_lines]
 
 
 REPORTS: dict[str, Callable[[Verdict, ReportContext], list[str]]] = {
@@ -252,46 +229,115 @@ REPORTS: dict[str, Callable[[Verdict, ReportContext], list[str]]] = {
 }
 
 
-# Parts of the report.
+# Hangs.
+
+
+def _mismatched(stuck: Stuck, scene: ReportContext) -> str:
+    """Report ranks that called different collectives; the smaller side, the likelier cause, first."""
+    assert stuck.mismatch is not None
+    (ranks, text), *others = stuck.mismatch.sides
+    theirs = ", ".join(f"{name_ranks(list(them))} called {what}" for them, what in others)
+    who = f"{scene.ranks(ranks)}{scene.step(ranks[0])}"
+    return f"the ranks called different collectives (number {stuck.mismatch.number:,}): {who} called {text}, {theirs}"
+
+
+def _waited(stuck: Stuck, scene: ReportContext) -> str:
+    """Return `rank 1 of 3 (host) has not joined all_reduce 12 at a.py:4; it is ...; rank 0 has waited for 31 s`."""
+    collective = scene.collective(stuck.waiting[0], stuck.number, stuck.text)
+    others = [rank for rank in stuck.waiting if rank not in stuck.odd] or list(stuck.waiting)
+    waiting = f"{name_ranks(others)} {'has' if len(others) == 1 else 'have'} waited"
+    since = f"{waiting} for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    if not stuck.culprits:
+        return f"{collective} did not end: {since}{_missing_elsewhere(stuck, scene)}"
+    missing, first = list(stuck.culprits), stuck.culprits[0]
+    who, has = f"{scene.ranks(missing)}{scene.step(first)}", "has" if len(missing) == 1 else "have"
+    if first in stuck.odd:
+        state = stuck.odd[first] if len(missing) == 1 else stuck.odd[first].replace("is ", "are ", 1)
+        where = f" and {has} not joined {collective}" if stuck.missing else f" in {collective}"
+        return f"{who} {state}{where}; {since}"
+    line = users_line(stuck.stacks.get(first, ""))
+    asleep = ", asleep" if first in stuck.asleep else ""
+    where = f"it is in {line}{asleep}; " if line and len(missing) == 1 else ""
+    return f"{who} {has} not joined {collective}; {where}{since}"
+
+
+def _missing_elsewhere(stuck: Stuck, scene: ReportContext) -> str:
+    """Return `; rank 2 on machine 1 (node2) has not joined it`."""
+    machines = scene.plan.machines
+    by_machine: dict[int, list[int]] = {}
+    for rank in stuck.remote:
+        by_machine.setdefault(machines.of(rank), []).append(rank)
+    who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in by_machine.items()]
+    return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not joined it" if who else ""
+
+
+def _blocked_in_torch(stuck: Stuck, scene: ReportContext) -> str:
+    """Report ranks of which some wait in a collective and others somewhere in torch; the smaller side first."""
+    collective = scene.collective(stuck.waiting[0], stuck.number, stuck.text)
+    line = users_line(stuck.stacks.get(stuck.within[0], "")) or "?"
+    sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
+    (ranks, where), (them, theirs) = sides
+    waited = f"for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    mine = f"{scene.ranks(ranks)}{scene.step(ranks[0])} in {where}"
+    return f"the ranks wait in different places: {mine}, {name_ranks(list(them))} in {theirs}, {waited}"
+
+
+def _to_show(stuck: Stuck) -> Sequence[int]:
+    """Return the ranks whose stacks are printed: those that others wait for, if they are known."""
+    if stuck.mismatch is not None:
+        return stuck.mismatch.sides[0][0]
+    return stuck.missing or (*stuck.waiting, *stuck.within)
+
+
+def _stack_lines(rank: int, stuck: Stuck, scene: ReportContext) -> Iterator[str]:
+    finished = scene.board.read(rank).finished
+    after = ""
+    if finished and rank in stuck.missing:
+        after = f" is after {scene.collective(rank, finished)} and"
+    frames = script_frames(stuck.stacks.get(rank, ""))
+    if frames:
+        yield f"  rank {rank}{after} is at (innermost first):"
+        yield from (f"  {frame}" for frame in frames)
+    elif not (stuck.at_exit and rank in stuck.stacks):
+        state = stuck.odd.get(rank, "does not answer when it is asked for its stack")
+        yield f"  rank {rank}{after} {state}"
+
+
+def other_stacks(verdict: Verdict) -> str:
+    """Return the stacks of a hang that `report` leaves to the log files: those of the ranks that wait."""
+    stuck = verdict.stuck
+    if stuck is None:
+        return ""
+    shown = _to_show(stuck)
+    lines = []
+    for rank in [rank for rank in sorted(stuck.stacks) if rank not in shown][:MOST_STACKS]:
+        frames = [f"  {frame}\n" for frame in script_frames(stuck.stacks[rank])]
+        lines += [f"  rank {rank} is at (innermost first):\n", *frames]
+    return "".join(lines)
+
+
+# Parts of a report.
 
 
 def _headline(what: str, verdict: Verdict, scene: ReportContext) -> str:
-    """Return the cause, what happened to the other ranks, and the place of the logs."""
+    """Return the cause, what happened to the other ranks, and where the logs are."""
     rest = scene.world_size - len(verdict.culprits)
     ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
     if verdict.why in ("stuck", "elsewhere"):
         ended = "; the run was ended"
-    found = verdict.stuck.stacks if verdict.stuck else {}
-    kept = scene.outputs.keep({f"rank{rank}.stacks": text for rank, text in found.items()})
-    logs = f"; logs: {kept}" if kept else ""
-    return f"duoka: {what}{ended}{logs}"
-
-
-def _others(verdict: Verdict) -> list[str]:
-    """Return one line for each way in which other ranks ended."""
-    if verdict.stuck is not None or verdict.why == "stopped":
-        return []  # they waited, or were asked to end: the headline reports it
-    ranks: dict[str, list[int]] = {}
-    for worker in sorted(verdict.others, key=lambda worker: worker.rank):
-        ranks.setdefault(_summary(worker, verdict), []).append(worker.rank)
-    return [f"  {name_ranks(those)}: {summary}" for summary, those in ranks.items()]
-
-
-def _others_in_full(verdict: Verdict, scene: ReportContext) -> list[str]:
-    return [
-        line
-        for worker in sorted(verdict.others, key=lambda worker: worker.rank)
-        for line in (f"duoka: rank {worker.rank} ended with", *_last_words(worker, scene))
-    ]
+    stacks = verdict.stuck.stacks if verdict.stuck else {}
+    folder = scene.outputs.keep({f"rank{rank}.stacks": text for rank, text in stacks.items()})
+    return f"duoka: {what}{ended}{f'; logs: {folder}' if folder else ''}"
 
 
 def _summary(worker: Worker, verdict: Verdict) -> str:
+    """Return how another rank ended, in one line."""
     ending = worker.ending
     if ending is None or ending.code == 0:
         status = worker.status or 0
-        return f"ended by {signals.name(-status)}" if status < 0 else f"exit code {status}"
+        return f"ended by {signal_name(-status)}" if status < 0 else f"exit code {status}"
     if ending.consequence:
-        to = f" to {name_ranks([one.rank for one in verdict.culprits])}" if verdict.culprits else ""
+        to = f" to {name_ranks([culprit.rank for culprit in verdict.culprits])}" if verdict.culprits else ""
         return f"lost the connection{to} (--verbose shows it)"
     summary = ending.error.splitlines()[-1] if ending.error else f"exit code {ending.code}"
     return f"{summary} (--verbose shows it)"
@@ -309,75 +355,7 @@ def _last_words(worker: Worker, scene: ReportContext) -> list[str]:
     return (ending.full_trace if scene.verbose else ending.trace).splitlines()
 
 
-def _crash(worker: Worker) -> list[str]:
-    frames = stacks.excerpt(read_stacks(worker))
-    return ["  it was at (innermost first):", *(f"  {frame}" for frame in frames)] if frames else []
-
-
 def _log(worker: Worker, scene: ReportContext) -> list[str]:
     """Return the end of the log of a rank that died without a report."""
-    if worker.ending is not None:
-        return []
-    lines = scene.outputs.tail(worker.rank, LOG_LINES)
+    lines = scene.outputs.tail(worker.rank, LOG_LINES) if worker.ending is None else []
     return [f"  the end of rank {worker.rank}'s log:", *(f"    {line}" for line in lines)] if lines else []
-
-
-def _stack_lines(rank: int, stuck: Stuck, scene: ReportContext) -> Iterator[str]:
-    finished = scene.board.read(rank).finished
-    after = ""
-    if finished and rank in stuck.missing:
-        after = f" is after {_collective(scene.board, rank, finished)} and"
-    frames = stacks.excerpt(stuck.stacks.get(rank, ""))
-    if frames:
-        yield f"  rank {rank}{after} is at (innermost first):"
-        yield from (f"  {frame}" for frame in frames)
-    elif not (stuck.at_exit and rank in stuck.stacks):
-        state = stuck.odd.get(rank, "does not answer when it is asked for its stack")
-        yield f"  rank {rank}{after} {state}"
-
-
-def _of_all(verdict: Verdict, scene: ReportContext) -> str:
-    return _ranks_of([worker.rank for worker in verdict.culprits], scene)
-
-
-def _ranks_of(ranks: list[int], scene: ReportContext) -> str:
-    return f"{name_ranks(ranks)} of {scene.world_size}"
-
-
-def _place(worker: Worker, scene: ReportContext) -> str:
-    """Return `, in step 6, after all_reduce 22 at train.py:41`."""
-    progress, step = scene.board.read(worker.rank), _step(worker.rank, scene)
-    parts = [step] if step else []
-    if progress.waiting:
-        parts.append(f" in {_collective(scene.board, worker.rank, progress.number)}")
-    elif progress.finished:
-        parts.append(f" after {_collective(scene.board, worker.rank, progress.finished)}")
-    return "".join(f",{part}" for part in parts)
-
-
-def _step(rank: int, scene: ReportContext) -> str:
-    """Return ` in step 6`; empty if the status board has no step."""
-    worker = next((worker for worker in scene.workers if worker.rank == rank), None)
-    if worker is None:  # it is on another machine
-        return ""
-    progress = scene.board.read(rank)
-    if worker.ending is not None and worker.ending.how == "returned":
-        return f" after step {progress.steps:,}" if progress.steps else ""
-    return f" in step {progress.steps + 1:,}" if progress.begun or progress.steps else ""
-
-
-def _collective(board: StatusBoard, rank: int, number: int, text: str = "") -> str:
-    """Return `all_reduce 1,205 at train.py:41`: operation, number and line of a collective.
-
-    text: its name, in case the board has forgotten it.
-    """
-    text = board.text(rank, number) if board.remembers(rank, number) else text
-    if not text:
-        return f"collective {number:,}"
-    words, at, place = text.rpartition(" at ")
-    operation = (words or text).split(" ", 1)[0]
-    return f"{operation} {number:,}{at}{place if at else ''}"
-
-
-def _host() -> str:
-    return socket.gethostname()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
-from duoka.launchers.stuck import Stuck
-from duoka.launchers.worker_group import Worker
+from duoka.launchers.hangs import Stuck
+from duoka.launchers.workers import Worker
 from duoka.worker import UNWRITTEN
 
 Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped", "elsewhere"]

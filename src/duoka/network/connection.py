@@ -14,16 +14,24 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from duoka.network.keys import Key
+
+T = TypeVar("T")
+Line = tuple[str, int, Any]  # name, number of the sending machine or rank, value
 
 SILENT = 30  # seconds
 TO_SEND = 5.0  # seconds to send a line
 LONGEST = 1 << 22  # bytes of one line
 LONGEST_HELLO = 1 << 16  # the same before authentication
+MOST_UNKNOWN = 64  # connections at a time that are not authenticated yet
 HOST, GUEST = b"host", b"guest"
+NO_PROTOCOL = "received a message that is not part of duoka's protocol"
 
 
 class WrongKey(ConnectionError):
@@ -31,10 +39,7 @@ class WrongKey(ConnectionError):
 
 
 class Connection:
-    """A connection for lines of JSON, each with three parts: name, number, value.
-
-    The number is that of the sending machine or rank.
-    """
+    """A connection for lines of JSON."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket, self._received_bytes = connected, bytearray()
@@ -66,11 +71,6 @@ class Connection:
             return str(self.socket.getpeername()[0]).removeprefix("::ffff:")
         return "?"
 
-    @property
-    def is_secured(self) -> bool:
-        """Return whether both ends have proved that they have the key."""
-        return self._key is not None
-
     def secure(self, key: Key, mine: bytes, theirs: bytes) -> None:
         """Sign all further lines. mine, theirs: HOST or GUEST."""
         self._key, self._ends = key, (mine, theirs)
@@ -83,110 +83,160 @@ class Connection:
             self._sent += 1
         self.socket.sendall(text + b"\n")
 
-    def receive(self, most: int | None = None) -> list[tuple[str, int, Any]]:
-        """Return the lines that have arrived; wait if there are none.
-
-        most: number of lines; further ones are kept for the next call.
+    def receive(self) -> list[Line]:
+        """Return the lines that have arrived; wait if there is nothing to read.
 
         Raises:
             OSError: the connection is closed.
             ValueError: a line is not one of duoka's.
         """
-        if most is None or b"\n" not in self._received_bytes:
-            try:
-                came = self.socket.recv(1 << 16)
-            except ConnectionResetError:  # it ended before it read all that it was sent
-                came = b""
-            if not came:
-                raise ConnectionError("its command has ended")
-            self._received_bytes += came
+        self._fill()
+        return self.buffered()
+
+    def receive_one(self) -> Line:
+        """Return the next line; further ones stay buffered. Raises as `receive`."""
+        while not (lines := self.buffered(most=1)):
+            self._fill()
+        return lines[0]
+
+    def buffered(self, most: int | None = None) -> list[Line]:
+        """Return the lines that were received already, at most so many."""
         *lines, rest = bytes(self._received_bytes).split(b"\n")
         if most is not None and len(lines) > most:
             lines, rest = lines[:most], b"\n".join((*lines[most:], rest))
         self._received_bytes = bytearray(rest)
         if len(rest) > self.longest or any(len(line) > self.longest for line in lines):
             raise ValueError("a line is too long")
-        return [self._read(line) for line in lines]
+        return [self._parse(line) for line in lines]
 
     def unread(self) -> bytes:
         """Return the bytes received after the last line, for another protocol that follows."""
         return bytes(self._received_bytes)
 
-    def _read(self, line: bytes) -> tuple[str, int, Any]:
+    def _fill(self) -> None:
+        try:
+            received = self.socket.recv(1 << 16)
+        except ConnectionResetError:  # the other end closed it before it read all that it was sent
+            received = b""
+        if not received:
+            raise ConnectionError("its command has ended")
+        self._received_bytes += received
+
+    def _parse(self, line: bytes) -> Line:
         if self._key is not None:
             signature, _, line = line.partition(b" ")
-            if not self._key.signed(
-                signature.decode("ascii", "replace"), self._ends[1], b"%d" % self._received, line
-            ):
+            text = signature.decode("ascii", "replace")
+            if not self._key.signed(text, self._ends[1], b"%d" % self._received, line):
                 raise ValueError("a line has a wrong signature")
             self._received += 1
         try:
             what, number, value = json.loads(line)
         except RecursionError:
-            raise ValueError("received a message that is not part of duoka's protocol") from None
+            raise ValueError(NO_PROTOCOL) from None
         if not isinstance(what, str) or type(number) is not int:
-            raise ValueError("received a message that is not part of duoka's protocol")
+            raise ValueError(NO_PROTOCOL)
         return what, number, value
 
 
-class Challenge:
-    """The host's side of the authentication of a connection."""
+def challenge(connection: Connection, key: Key) -> int:
+    """Challenge the guest at the other end, prove to have the key, too, and return the guest's number.
 
-    def __init__(self, line: Connection, key: Key) -> None:
-        self._line, self._key, self._number = line, key, secrets.token_hex(16)
-        line.send("challenge", 0, self._number)
+    Raises:
+        WrongKey: the guest has another key.
+        ValueError: the other end is no command of duoka.
+        OSError: the connection is closed.
+    """
+    mine = secrets.token_hex(16)
+    connection.send("challenge", 0, mine)
+    what, number, value = connection.receive_one()
+    if what != "answer":
+        raise ValueError(NO_PROTOCOL)
+    theirs, signature = value
+    both = _both(mine, theirs)
+    if not key.signed(signature, GUEST, *both):
+        with suppress(OSError):
+            connection.send("refused", 0, "key")
+        raise WrongKey(f"{connection.peer} has another key")
+    connection.send("proof", 0, key.sign(HOST, *both))
+    connection.secure(_key_of_connection(key, both), HOST, GUEST)
+    return number
 
-    def take(self, answer: Any) -> None:
-        """Check the answer to the challenge, and send the host's proof.
 
-        Raises:
-            WrongKey: the other end has another key.
-            ValueError: it is not an answer.
-            OSError: the connection is closed.
-        """
-        number, signature = answer
-        both = _both(self._number, number)
-        if not self._key.signed(signature, GUEST, *both):
-            with suppress(OSError):
-                self._line.send("refused", 0, "key")
-            raise WrongKey(f"{self._line.peer} has another key")
-        self._line.send("proof", 0, self._key.sign(HOST, *both))
-        self._line.secure(_own(self._key, both), HOST, GUEST)
-
-
-def answer(line: Connection, key: Key, number: int) -> None:
-    """Answer the host's challenge, and check the host's proof. number: of this guest.
+def answer(connection: Connection, key: Key, number: int) -> None:
+    """Answer the host's challenge, and check its proof. number: of this guest.
 
     Raises:
         WrongKey: the host has another key.
         ValueError: the other end is no command of duoka.
         OSError: the connection is closed.
     """
-    challenge, mine = _next(line, "challenge"), secrets.token_hex(16)
-    both = _both(challenge, mine)
-    line.send("answer", number, [mine, key.sign(GUEST, *both)])
-    if not key.signed(_next(line, "proof"), HOST, *both):
+    theirs, mine = _value_of(connection.receive_one(), "challenge"), secrets.token_hex(16)
+    both = _both(theirs, mine)
+    connection.send("answer", number, [mine, key.sign(GUEST, *both)])
+    if not key.signed(_value_of(connection.receive_one(), "proof"), HOST, *both):
         raise WrongKey("it has another key")
-    line.secure(_own(key, both), GUEST, HOST)
+    connection.secure(_key_of_connection(key, both), GUEST, HOST)
 
 
-def _next(line: Connection, what: str) -> Any:
-    said: list[tuple[str, int, Any]] = []
-    while not said:
-        said = line.receive(most=1)
-    if said[0][0] == "refused":
+def _value_of(line: Line, what: str) -> Any:
+    if line[0] == "refused":
         raise WrongKey("it has another key")
-    if said[0][0] != what:
+    if line[0] != what:
         raise ValueError("the program at that address is not a duoka command")
-    return said[0][2]
+    return line[2]
 
 
 def _both(host: Any, guest: Any) -> tuple[bytes, bytes]:
     if not isinstance(host, str) or not isinstance(guest, str):
-        raise ValueError("received a message that is not part of duoka's protocol")
+        raise ValueError(NO_PROTOCOL)
     return host.encode(), guest.encode()
 
 
-def _own(key: Key, both: tuple[bytes, bytes]) -> Key:
-    """Derive the key of one connection from the run's key (which may be empty) and both random numbers."""
+def _key_of_connection(key: Key, both: tuple[bytes, bytes]) -> Key:
+    """Derive a key from the run's key (which may be empty) and both random numbers."""
     return Key(bytes.fromhex(key.sign(b"connection", *both)))
+
+
+class Reception(Generic[T]):
+    """Receives those who connect to a listener, each in a thread, so that nobody who is silent holds up the others.
+
+    greet: authenticates the other end of a socket, which it closes if it raises an error. patience: seconds for that.
+    """
+
+    def __init__(self, listener: socket.socket, greet: Callable[[socket.socket], T], patience: float) -> None:
+        self._listener, self._greet, self._patience = listener, greet, patience
+        self._pool = ThreadPoolExecutor(MOST_UNKNOWN + 1)
+        self._unknown: dict[socket.socket, tuple[float, Future[T]]] = {}  # oldest first, with the time of arrival
+
+    def __enter__(self) -> Reception[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop(self._unknown)
+        self._pool.shutdown()
+
+    def __len__(self) -> int:
+        return len(self._unknown)
+
+    def poll(self) -> list[Future[T]]:
+        """Accept the next connection, as long as the listener's timeout lets it; return the greetings that ended.
+
+        Whoever takes too long is dropped, and the oldest where there are too many.
+        """
+        now, most = time.monotonic(), MOST_UNKNOWN
+        try:
+            accepted = self._listener.accept()[0]
+            self._unknown[accepted] = now, self._pool.submit(self._greet, accepted)
+        except (BlockingIOError, TimeoutError):
+            pass
+        except OSError:  # mostly, too many files are open
+            most = len(self._unknown) - 1
+        ended = [self._unknown.pop(wire)[1] for wire, (_, greeting) in [*self._unknown.items()] if greeting.done()]
+        self._drop([wire for wire, (since, _) in self._unknown.items() if now - since > self._patience])
+        self._drop([*self._unknown][: max(0, len(self._unknown) - most)])
+        return ended
+
+    def _drop(self, wires: Iterable[socket.socket]) -> None:
+        for wire in wires:
+            with suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)  # which ends the greeting

@@ -10,19 +10,22 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import pickle
 import secrets
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from duoka import environment
-from duoka.errors import OptionError
+from duoka.errors import OptionError, RunError
 from duoka.options import Machines
 
 SHORTEST = 16  # bytes
 LONGEST = 4096
 OWNER_ONLY = 0o077  # bits that the mode of a file with a key must not have
+SIGNATURE = 64  # bytes of a signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,37 @@ class Key:
 
     def signed(self, signature: object, *parts: bytes) -> bool:
         """Return whether `signature` is the signature of these parts."""
-        found = signature if isinstance(signature, str) and signature.isascii() else ""
-        return hmac.compare_digest(found, self.sign(*parts))
+        text = signature if isinstance(signature, str) and signature.isascii() else ""
+        return hmac.compare_digest(text, self.sign(*parts))
 
     def derived(self, purpose: str) -> Key:
         """Return a key for one purpose, from which this one cannot be computed; an empty key if this one is empty."""
         return Key(bytes.fromhex(self.sign(b"purpose", purpose.encode()))) if self.is_given else self
+
+
+class SignatureError(RunError):
+    """Data from another rank without the signature of the run's key. It was not unpickled."""
+
+
+def sign_object(value: Any, key: Key) -> bytes:
+    """Pickle a value for another rank, with its signature in front.
+
+    Unpickling can execute code, and the connections of torch's collectives do not authenticate their ends.
+    """
+    data = pickle.dumps(value)
+    return key.sign(b"object", data).encode() + data
+
+
+def verify_object(data: bytes, key: Key) -> Any:
+    """Unpickle a value that `sign_object` has pickled.
+
+    Raises:
+        SignatureError: the signature is not the run's.
+    """
+    signature, data = data[:SIGNATURE].decode("ascii", "replace"), data[SIGNATURE:]
+    if not key.signed(signature, b"object", data):
+        raise SignatureError("data from another rank are not signed with the run's key, and were not unpickled")
+    return pickle.loads(data)
 
 
 def key_of(machines: Machines, file: Path | None) -> Key:
@@ -64,7 +92,7 @@ def key_of(machines: Machines, file: Path | None) -> Key:
     elif (text := environment.key()) is not None:
         secret = _long_enough(text.strip().encode(), "DUOKA_KEY")
     elif machines.home:
-        secret = _of_home()
+        secret = _in_home()
     else:
         return Key()
     return Key(secret).derived(f"run {machines.job}")
@@ -84,28 +112,28 @@ def _read(path: Path, name: str) -> bytes:
     except OSError as error:
         raise OptionError(name, str(path), "a file that can be read", error.strerror or "") from None
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & OWNER_ONLY or found.st_uid not in (0, os.getuid()):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & OWNER_ONLY or status.st_uid not in (0, os.getuid()):
             raise OptionError(name, str(path), "a file that only you can read", f"chmod 600 {path}")
         return _long_enough(file.read(LONGEST + 1).strip(), name)
 
 
-def _of_home() -> bytes:
+def _in_home() -> bytes:
     """Return the user's own key; create it on first use, safely if several commands start at once."""
     path = environment.settings_folder() / "key"
-    made = path.with_name(f"key.{secrets.token_hex(8)}")
+    draft = path.with_name(f"key.{secrets.token_hex(8)}")
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(secrets.token_hex(32).encode())
             with suppress(FileExistsError):
-                os.link(made, path)  # atomic, on a network file system too
+                os.link(draft, path)  # atomic, on a network file system too
     except OSError as error:
         hint = f"{error.strerror}; or set DUOKA_KEY"
         raise OptionError("the file for the key of your runs", str(path), "one that can be made", hint) from None
     finally:
         with suppress(OSError):
-            made.unlink()
+            draft.unlink()
     return _read(path, "the key of your runs")

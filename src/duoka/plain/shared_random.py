@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka.network.keys import Key
-from duoka.network.signing import sign_object, verify_object
+from duoka.network.keys import Key, sign_object, verify_object
 
 # Draw names of files, semaphores and sockets, and keys of connections, which must differ between processes.
 OWN = ("multiprocessing", "tempfile", "torch.distributed", "torch.multiprocessing", "torch._inductor", "triton")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from duoka.errors import RanksApart
-from duoka.network.signing import sign_object, verify_object
+from duoka.network.keys import sign_object, verify_object
 from duoka.supervision.status_board import name_ranks
 from duoka.view.collectives.base import Collectives
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_ODD_STATES = {
+    "D": "is held up in the kernel, as by a disk or a network file system that does not answer",
+    "T": "is stopped (SIGSTOP)",
+    "t": "is held by a debugger",
+    "Z": "has ended",
+}
 
 
 class ProcessStat(NamedTuple):
@@ -36,3 +43,40 @@ def process_stat(pid: int) -> ProcessStat | None:
         cpu, started = (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[19]) / _TICKS
         return ProcessStat(name, fields[0], int(fields[1]), int(fields[3]), cpu, started, int(fields[21]) * _PAGE)
     return None
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of proc(5) for a process, such as S: it sleeps, T: stopped by SIGSTOP; empty without one."""
+    stat = process_stat(pid)
+    return "" if stat is None else stat.state
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process with this pid exists and has not ended."""
+    return process_state(pid) not in ("", "Z")
+
+
+def odd_state(pid: int) -> str:
+    """Return the reason why a process does not run, in words; empty if there is none."""
+    return _ODD_STATES.get(process_state(pid), "")
+
+
+def session_members(sessions: Iterable[int]) -> list[int]:
+    """Return the pids of the live processes in these POSIX sessions, named by their leaders' pids."""
+    wanted = set(sessions)
+    stats = {int(entry): process_stat(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
+    return [pid for pid, stat in stats.items() if stat is not None and stat.session in wanted and stat.state != "Z"]
+
+
+def work_done(session: int) -> int:
+    """Return a number that grows while processes of a session use the CPU, read or write; it has no unit.
+
+    CPU time counts in tenths of a second, so that a thread that polls does not count as work.
+    """
+    cpu, moved = 0.0, 0
+    for pid in session_members([session]):
+        stat = process_stat(pid)
+        cpu += 0.0 if stat is None else stat.cpu
+        with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
+            moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar")))
+    return int(10 * cpu + 1e-6) + moved

@@ -19,10 +19,10 @@ from rich.table import Table
 from duoka.errors import DuokaError, RunError, ScriptError
 from duoka.launchers.local import RunContext, attempt, import_once
 from duoka.launchers.output import Outputs
-from duoka.launchers.processes import is_alive
-from duoka.launchers.signals import Signals
+from duoka.launchers.processes import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.plan import Plan
+from duoka.system.processes import is_alive
 from duoka.trials.observer import TrialObserver, end_of
 
 LOG_LINES = 12

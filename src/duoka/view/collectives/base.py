@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.errors import DuokaError
-from duoka.network.keys import Key
-from duoka.network.signing import sign_object, verify_object
+from duoka.network.keys import Key, sign_object, verify_object
 from duoka.view.collectives.stream_waits import StreamWaits
 
 T = TypeVar("T")

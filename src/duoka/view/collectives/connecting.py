@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.errors import TimedOut
-from duoka.network.connection import Challenge, Connection, answer
+from duoka.network.connection import Connection, Reception, answer, challenge
 from duoka.network.keys import Key
 
 TO_CONNECT = 60.0  # seconds for the authentication of a connection
-UNKNOWN = 64  # the most connections at a time that are not authenticated yet
 BUFFER = 1 << 22  # bytes that the kernel may buffer for a connection, up to its own limit
 
 Wire = tuple[socket.socket, bytes]  # a connection, and the bytes that were received already
@@ -74,38 +73,26 @@ def connect_all(
     awaited = set(range(rank + 1, len(addresses)))
     deadline = time.monotonic() + TO_CONNECT
     listener.settimeout(0.02)
-    with ThreadPoolExecutor(len(addresses) + UNKNOWN) as pool:
+    with (
+        ThreadPoolExecutor(len(addresses)) as pool,
+        Reception(listener, partial(_greet, key=key), TO_CONNECT) as reception,
+    ):
         asked = {other: pool.submit(_ask, addresses[other], rank, key) for other in range(rank)}
-        greeted: dict[socket.socket, Future[tuple[int, Wire]]] = {}
         while awaited - wires.keys() and time.monotonic() < deadline:
-            try:
-                came = listener.accept()[0]
-            except OSError:
-                if not greeted and any(is_done(other) for other in awaited - wires.keys()):
-                    break
-            else:
-                greeted[came] = pool.submit(_greet, came, key)
-            for wire in [wire for wire, one in greeted.items() if one.done()]:
+            greetings = reception.poll()
+            if not greetings and not reception and any(is_done(other) for other in awaited - wires.keys()):
+                break
+            for greeting in greetings:
                 with suppress(OSError, ValueError, TypeError):
-                    number, found = greeted.pop(wire).result()
+                    number, (wire, received) = greeting.result()
                     if number in awaited - wires.keys():
-                        wires[number] = found
+                        wires[number] = wire, received
                     else:
                         wire.close()
-            if len(greeted) > UNKNOWN:
-                _shut(next(iter(greeted)))
-        for wire in greeted:
-            _shut(wire)
-        for other, one_asked in asked.items():
+        for other, connecting in asked.items():
             with suppress(OSError, ValueError):
-                wires[other] = one_asked.result()
+                wires[other] = connecting.result()
     return wires
-
-
-def _shut(wire: socket.socket) -> None:
-    """Shut down and close a connection."""
-    with suppress(OSError):
-        wire.shutdown(socket.SHUT_RDWR)
 
 
 def _ask(place: str, rank: int, key: Key) -> Wire:
@@ -134,15 +121,7 @@ def _greet(wire: socket.socket, key: Key) -> tuple[int, Wire]:
     try:
         line = Connection(wire)
         _prepare(wire)
-        challenge = Challenge(line, key)
-        said: Iterable[tuple[str, int, Any]] = ()
-        while not said:
-            said = line.receive(most=1)
-        what, number, value = next(iter(said))
-        if what != "answer":
-            raise ValueError(f"the first message is {what!r}, not the answer to the challenge")
-        challenge.take(value)
-        return number, (wire, line.unread())
+        return challenge(line, key), (wire, line.unread())
     except BaseException:
         wire.close()
         raise

@@ -26,7 +26,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.errors import PeerLost, RanksApart, TimedOut
-from duoka.network.interfaces import address_of
+from duoka.network.addresses import address_of
 from duoka.network.keys import Key
 from duoka.system.messages import printable
 from duoka.view.collectives.base import CollectiveSlot, PeerFailed

@@ -9,17 +9,16 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from duoka.errors import WorkerFailed
-from duoka.launchers.forking import fork, redirect
 from duoka.launchers.output import Outputs
-from duoka.launchers.processes import session_members
-from duoka.launchers.signals import Signals
+from duoka.launchers.processes import Signals, fork, redirect
 from duoka.plan import Plan
 from duoka.supervision.ending import Ending
+from duoka.system.processes import session_members
 from duoka.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
 
 STEP = 0.05  # seconds between two polls of what no file descriptor signals
@@ -110,6 +109,11 @@ class WorkerGroup:
         for file in self._others.files:
             self._selector.register(file, selectors.EVENT_READ, self._others)
 
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes, each of which leads a session."""
+        return [worker.pid for worker in self.workers]
+
     def start(self, plan: Plan, attempt: Attempt, outputs: Outputs) -> None:
         """Fork the workers. Each waits for `go`.
 
@@ -156,7 +160,9 @@ class WorkerGroup:
         for key, _ in self._selector.select(max(0.0, seconds)):
             if key.data is None:
                 self.signals.read()
-                self._forward_signals()
+                for number in self.signals.for_scripts[self._passed_on :]:
+                    self.signal(number)  # a script without a handler is ended by it
+                self._passed_on = len(self.signals.for_scripts)
             elif key.data is self._others:
                 self._others.read()
             else:
@@ -166,12 +172,6 @@ class WorkerGroup:
                 self._poll(worker)
         if self.failed():
             self.abort_exchange()
-
-    def _forward_signals(self) -> None:
-        """Forward signals meant for scripts (SIGUSR1, SIGUSR2); a script without a handler is ended by them."""
-        for number in self.signals.for_scripts[self._passed_on :]:
-            self.signal(number)
-        self._passed_on = len(self.signals.for_scripts)
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
         """Handle events until `until()` is true, for at most `seconds`; return whether it became true."""
@@ -265,16 +265,13 @@ class WorkerGroup:
         """Kill the workers and the processes that they started."""
         for worker in self.workers:
             worker.send_signal(signal.SIGKILL)
-        for pid in session_members(self._pids()):  # those in other process groups
+        for pid in session_members(self.pids):  # those in other process groups
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self.wait(self.gone, TO_DIE)
 
     def _nothing_left(self) -> bool:
-        return self.gone() and not session_members(self._pids())
-
-    def _pids(self) -> Iterable[int]:
-        return [worker.pid for worker in self.workers]
+        return self.gone() and not session_members(self.pids)
 
     def close(self) -> None:
         """Reap the workers and close the files of this group."""

@@ -1,4 +1,7 @@
-"""Find where the ranks of a script went apart, and by which value, from their frames at the error."""
+"""Find where the ranks of a script went apart, and by which value, from their frames at the error.
+
+Why: docs/decisions/0125-ranks-apart.md.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ _BRANCHES = (ast.If, ast.While, ast.For, ast.Try, ast.Match)
 _LOOPS = (ast.For, ast.While)
 _LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
 _ADVICE = (
-    "what differs between processes (their ids, addresses, random numbers of a library in C) must not decide what "
+    "  what differs between processes (their ids, addresses, random numbers of a library in C) must not decide what "
     "a script computes"
 )
 
 Frames = Sequence[FrameValues]
 
 
-def parting(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> list[str]:
+def divergence(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> list[str]:
     """Return the line at which ranks went apart, and the values there that differ; empty if neither is known.
 
     Args:
@@ -39,60 +42,57 @@ def parting(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> lis
     common = _common(frames[first], frames[other])
     if not common:
         return []
-    differing = [_differing({rank: frames[rank] for rank in known}, place) for place in range(len(common))]
-    everything = {name: text for those in differing for name, text in those.items()}
-    branches = _between(common, frames[first], frames[other])
-    lines: list[str] = []
-    for file, branch in branches:
-        traced = _traced(_Source(file), branch.lineno, _names(_condition(branch)), everything)
+    differing = [_differing({rank: frames[rank] for rank in known}, depth) for depth in range(len(common))]
+    everything = {name: text for values in differing for name, text in values.items()}
+    branches = _branches(common, frames[first], frames[other])
+    for source, branch in branches:
+        traced = _traced(source, branch.lineno, _names(_condition(branch)), everything)
         if traced:
-            return [f"  they went apart at {_shown(file, branch)}", *traced[:MOST], f"  {_ADVICE}"]
+            return [f"  they went apart at {source.shown(branch)}", *traced[:MOST], _ADVICE]
+    lines: list[str] = []
     if branches:
-        lines.append(f"  they went apart at {' or '.join(_shown(*branch) for branch in branches[:MOST_BRANCHES])}")
-    for frame, those in zip(reversed(common), reversed(differing), strict=True):
-        lines += _traced(_Source(frame.file), frame.line, list(those), those)
-    return [*lines[: 1 + MOST], f"  {_ADVICE}"] if lines else []
+        shown = " or ".join(source.shown(branch) for source, branch in branches[:MOST_BRANCHES])
+        lines.append(f"  they went apart at {shown}")
+    for frame, values in zip(reversed(common), reversed(differing), strict=True):
+        lines += _traced(_Source(frame.file), frame.line, list(values), values)
+    return [*lines[: 1 + MOST], _ADVICE] if lines else []
 
 
-def _common(one: Frames, other: Frames) -> list[FrameValues]:
-    """Return the frames that both stacks begin with, as `other` has them, up to the first with different lines."""
-    both = takewhile(lambda pair: _code(pair[0]) == _code(pair[1]), zip(one, other, strict=False))
-    found = []
-    for mine, theirs in both:
-        found.append(theirs)
-        if mine.line != theirs.line:
+def _common(mine: Frames, theirs: Frames) -> list[FrameValues]:
+    """Return the frames that both stacks begin with, as in `theirs`, up to the first with different lines."""
+    common = []
+    for frame, other in zip(mine, theirs, strict=False):
+        if (frame.file, frame.function) != (other.file, other.function):
             break
-    return found
+        common.append(other)
+        if frame.line != other.line:
+            break
+    return common
 
 
-def _code(frame: FrameValues) -> tuple[str, str]:
-    return frame.file, frame.function
-
-
-def _differing(frames: Mapping[int, Frames], place: int) -> dict[str, str]:
-    """Return the variables of the frame at this place whose values differ, with their values in words."""
-    here = {rank: those[place].values for rank, those in frames.items() if place < len(those)}
-    names = dict.fromkeys(name for values in here.values() for name in values)
-    found = {}
-    for name in names:
+def _differing(frames: Mapping[int, Frames], depth: int) -> dict[str, str]:
+    """Return the variables of the frames at this depth whose values differ, with their values in words."""
+    variables = {rank: stack[depth].values for rank, stack in frames.items() if depth < len(stack)}
+    differing = {}
+    for name in dict.fromkeys(name for values in variables.values() for name in values):
         ranks: dict[str, list[int]] = {}
-        for rank in sorted(here):
-            ranks.setdefault(here[rank].get(name, ""), []).append(rank)
+        for rank in sorted(variables):
+            ranks.setdefault(variables[rank].get(name, ""), []).append(rank)
         if len(ranks) > 1 and "" not in ranks:
-            found[name] = ", ".join(f"{text} on {name_ranks(those)}" for text, those in ranks.items())
-    return found
+            differing[name] = ", ".join(f"{text} on {name_ranks(group)}" for text, group in ranks.items())
+    return differing
 
 
-def _between(common: Frames, one: Frames, other: Frames) -> list[tuple[str, ast.stmt]]:
+def _branches(common: Frames, mine: Frames, theirs: Frames) -> list[tuple[_Source, ast.stmt]]:
     """Return the statements by which ranks may have come to their lines, the likeliest first, with their files."""
-    place = len(common) - 1
-    file, mine, theirs = common[-1].file, one[place].line, other[place].line
-    found = [(file, node) for node in _branches(_Source(file), mine, theirs)]
-    for frames, line in ((one, theirs), (other, mine)):
+    last = len(common) - 1
+    here, there = mine[last].line, theirs[last].line
+    pairs = [(common[-1].file, here, there)]
+    for stack, line in ((mine, there), (theirs, here)):
         if line == AT_END_LINE:  # that rank may have left a function in which the other is
-            for frame in frames[place + 1 :]:
-                found += [(frame.file, node) for node in _branches(_Source(frame.file), frame.line, line)]
-    return found
+            pairs += [(frame.file, frame.line, line) for frame in stack[last + 1 :]]
+    sources = {file: _Source(file) for file, _, _ in pairs}
+    return [(sources[file], node) for file, *lines in pairs for node in _branches_between(sources[file], *lines)]
 
 
 # The source.
@@ -114,30 +114,31 @@ class _Source:
         return f"{self.name}:{node.lineno}: {self._lines[node.lineno - 1].strip()}"
 
 
-def _shown(file: str, node: ast.stmt) -> str:
-    return _Source(file).shown(node)
-
-
-def _branches(source: _Source, one: int, other: int) -> list[ast.stmt]:
+def _branches_between(source: _Source, here: int, there: int) -> list[ast.stmt]:
     """Return the statements by which two runs of a function may have come to these lines, the likeliest first."""
-    if one == other:
+    if here == there:
         return []
     block: Sequence[ast.stmt] = source.tree.body
-    mine, theirs = list(_path(block, one)), list(_path(block, other))
+    mine, theirs = list(_path(block, here)), list(_path(block, there))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))
-    rest: list[ast.stmt] = [
-        node for path in (mine, theirs) for node, _ in path[shared:] if isinstance(node, _BRANCHES)
-    ]
-    found = sorted(dict.fromkeys(rest), key=lambda node: node.lineno)
-    if found and not isinstance(found[0], _LOOPS):
-        return found
-    if found:
-        block = dict(_blocks(found[0]))["body"]
+    rest = [node for path in (mine, theirs) for node, _ in path[shared:] if isinstance(node, _BRANCHES)]
+    branches: list[ast.stmt] = sorted(dict.fromkeys(rest), key=lambda node: node.lineno)
+    if branches and not isinstance(branches[0], _LOOPS):
+        return branches
+    # They are in different rounds of a loop, or of the block around both: statements that leave it may be the cause.
+    if branches:
+        block = dict(_blocks(branches[0]))["body"]
     elif shared:
         node, name = mine[shared - 1]
         block = dict(_blocks(node)).get(name, [])
-    skipping = [node for node in block if isinstance(node, ast.If) and _leaves(node) and node not in found]
-    return [*found[:1], *skipping, *found[1:]]
+    skipping = [
+        node
+        for node in block
+        if isinstance(node, ast.If)
+        and node not in branches
+        and any(isinstance(inner, _LEAVES) for inner in ast.walk(node))
+    ]
+    return [*branches[:1], *skipping, *branches[1:]]
 
 
 def _path(block: Sequence[ast.stmt], line: int) -> Iterator[tuple[ast.stmt, str]]:
@@ -168,20 +169,15 @@ def _covers(block: Sequence[ast.stmt], line: int) -> bool:
     return block[0].lineno <= line <= (block[-1].end_lineno or 0)
 
 
-def _leaves(node: ast.If) -> bool:
-    return any(isinstance(inner, _LEAVES) for inner in ast.walk(node))
-
-
 def _condition(node: ast.stmt) -> ast.AST | None:
-    return next((found for name in ("test", "iter", "subject") if (found := getattr(node, name, None))), None)
+    parts = (getattr(node, name, None) for name in ("test", "iter", "subject"))
+    return next((part for part in parts if part), None)
 
 
 def _names(node: ast.AST | None) -> list[str]:
     """Return the variables that an expression reads, `self.step` among them."""
-    if node is None:
-        return []
-    read = (_name(inner) for inner in ast.walk(node))
-    return list(dict.fromkeys(name for name in read if name))
+    names = () if node is None else map(_name, ast.walk(node))
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def _name(node: ast.AST) -> str:
@@ -204,7 +200,7 @@ def _traced(source: _Source, line: int, names: Sequence[str], differing: Mapping
         inner: list[str] = []
         if assignment is not None:
             read = _names(_condition(assignment) or getattr(assignment, "value", None))
-            inner = [text for one in read for text in trace(one, depth + 1)]
+            inner = [text for variable in read for text in trace(variable, depth + 1)]
         if not inner and name not in differing:
             return []
         value = f"{name} is {differing[name]}" if name in differing else f"{name} is computed"
@@ -220,21 +216,20 @@ def _assignment(tree: ast.Module, name: str, line: int) -> ast.stmt | None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _covers([node], line):
             function = node
     for scope in (function, tree):
-        found = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and _assigns(node, name)]
-        found.sort(key=lambda node: node.lineno)
-        if found:
-            before = [node for node in found if line == AT_END_LINE or node.lineno <= line]
-            return (before or found)[-1]
+        assigning = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and _assigns(node, name)]
+        assigning.sort(key=lambda node: node.lineno)
+        if assigning:
+            before = [node for node in assigning if line == AT_END_LINE or node.lineno <= line]
+            return (before or assigning)[-1]
     return None
 
 
 def _assigns(node: ast.stmt, name: str) -> bool:
+    targets: list[ast.AST] = []
     if isinstance(node, ast.Assign):
-        targets: list[ast.AST] = list(node.targets)
+        targets += node.targets
     elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)):
-        targets = [node.target]
+        targets.append(node.target)
     elif isinstance(node, ast.With):
-        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
-    else:
-        return False
+        targets += [item.optional_vars for item in node.items if item.optional_vars is not None]
     return any(_name(inner) == name for target in targets for inner in ast.walk(target))

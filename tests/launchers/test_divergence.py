@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.launchers.parting import parting
+from duoka.launchers.divergence import divergence
 from duoka.supervision.tracebacks import AT_END_LINE, FrameValues
 
 SOURCE = """\
@@ -45,7 +45,7 @@ def at(script: str, line: int, function: str = "<module>", **values: str) -> Fra
 
 
 def told(script: str, one: int, other: int, first: dict[str, str], second: dict[str, str]) -> list[str]:
-    *lines, advice = parting({0: [at(script, one, **first)], 1: [at(script, other, **second)]}, [(1,), (0,)])
+    *lines, advice = divergence({0: [at(script, one, **first)], 1: [at(script, other, **second)]}, [(1,), (0,)])
     assert "must not decide" in advice
     return [line.strip() for line in lines]
 
@@ -88,19 +88,19 @@ def test_ranks_at_the_same_line_differ_by_a_value(script: str) -> None:
 def test_frames_are_compared_to_the_first_in_which_ranks_differ(script: str) -> None:
     one = [at(script, 2, pid="1"), at(script, 6, "fit", turn="0"), at(script, 10, "inner", x="1")]
     other = [at(script, 2, pid="1"), at(script, 8, "fit", turn="1")]
-    lines = parting({0: one, 1: other, 2: other}, [(0,), (1, 2)])
+    lines = divergence({0: one, 1: other, 2: other}, [(0,), (1, 2)])
     assert "turn is 0 on rank 0, 1 on ranks 1 and 2" in lines[1]
     assert not any("x is" in line for line in lines)
 
 
 def test_nothing_is_told_of_ranks_that_left_no_values(script: str) -> None:
-    assert parting({0: [at(script, 6, turn="1")], 1: []}, [(0,), (1,)]) == []
-    assert parting({0: [at(script, 6)], 1: [at("another.py", 8)]}, [(0,), (1,)]) == []
+    assert divergence({0: [at(script, 6, turn="1")], 1: []}, [(0,), (1,)]) == []
+    assert divergence({0: [at(script, 6)], 1: [at("another.py", 8)]}, [(0,), (1,)]) == []
 
 
 def test_a_branch_is_told_of_a_function_that_a_rank_has_left(script: str) -> None:
     inside = [at(script, 2, pid="1"), at(script, 20, "fit", done="1")]
-    lines = parting({0: inside, 1: [at(script, AT_END_LINE, pid="2")]}, [(0,), (1,)])
+    lines = divergence({0: inside, 1: [at(script, AT_END_LINE, pid="2")]}, [(0,), (1,)])
     assert [line.strip() for line in lines[:-1]] == [
         "they went apart at train.py:19: while done < 3:",
         "pid is 1 on rank 0, 2 on rank 1: train.py:2: pid = os.getpid()",
@@ -108,5 +108,5 @@ def test_a_branch_is_told_of_a_function_that_a_rank_has_left(script: str) -> Non
 
 
 def test_a_source_that_cannot_be_read_leaves_the_values() -> None:
-    lines = parting({0: [at("gone.py", 1, x="1")], 1: [at("gone.py", 2, x="2")]}, [(0,), (1,)])
+    lines = divergence({0: [at("gone.py", 1, x="1")], 1: [at("gone.py", 2, x="2")]}, [(0,), (1,)])
     assert lines[0] == "  x is 1 on rank 0, 2 on rank 1"

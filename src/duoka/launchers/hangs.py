@@ -1,17 +1,22 @@
-"""Find the rank for which the others wait, and where it is. Why: docs/decisions/0060-waiting.md."""
+"""Find the rank for which the others wait, from the status board, and where it is, from stack dumps.
+
+Why: docs/decisions/0060-waiting.md.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from duoka.launchers.processes import is_asleep, is_stopped, odd_state, work_done
-from duoka.launchers.stacks import in_debugger, in_torch
-from duoka.launchers.worker_group import Worker, WorkerGroup
+from duoka.launchers.workers import Worker, WorkerGroup
 from duoka.supervision.status_board import CollectiveMismatch, RankProgress, StatusBoard
+from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
+from duoka.system.modules import is_installed, is_users
+from duoka.system.processes import odd_state, process_state, work_done
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds for a worker to dump its stacks
@@ -20,15 +25,16 @@ TO_FOLLOW = 1.0  # seconds after which a rank that waits for an ended one counts
 TO_TELL = 3.0  # seconds in which another machine can report its missing rank first
 IDLE_MULTIPLE = 20  # times the slowest step so far: how long a rank waits for an idle one
 LEAST = 60.0  # seconds: the least limit
+FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits, in seconds, for how long a rank waits for another.
 
-    start: until the first step is done, and the longest limit. step: after the first step, whatever the other does;
-    None:
-        a multiple of the slowest step so far, and only if the other is idle.
+    start: until the first step is done, and the longest limit.
+    step: after the first step, whatever the other does; None: a multiple of the slowest step so far, and only if the
+        other is idle.
     wait_while_busy: without `step`, wait without limit for a rank that works.
     """
 
@@ -124,16 +130,17 @@ def find_stuck(
     if not waits or not (missing or waits.keys() & progress.keys()):
         return None
     seconds = max(waits.values())
-    stopped = [worker for worker in present if is_stopped(worker.pid)]
+    stopped = [worker for worker in present if process_state(worker.pid) == "T"]
     missing = [worker for worker in missing if worker in stopped] or missing
-    limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
+    ranks = progress.values()
+    limit = limits.after(min(rank.steps for rank in ranks), max(rank.slowest for rank in ranks))
     if not (missing or stopped):
         limit = limits.start
         if limits.wait_while_busy or seconds <= limit + (TO_TELL if remote else 0.0):
             return None
     elif not _waited(seconds, limit, limits, missing or stopped, idle_clock):
         return None
-    texts = (one.text for one in remote.values() if one.waiting and one.number == number)
+    texts = (other.text for other in remote.values() if other.waiting and other.number == number)
     return Stuck(
         number,
         seconds,
@@ -141,7 +148,7 @@ def find_stuck(
         tuple(worker.rank for worker in missing),
         limit=limit,
         text=next(texts, ""),
-        remote=tuple(rank for rank, one in remote.items() if one.begun < number),
+        remote=tuple(rank for rank, other in remote.items() if other.begun < number),
     )
 
 
@@ -149,9 +156,9 @@ def _waiting(
     present: Sequence[Worker], progress: Mapping[int, RankProgress], remote: Mapping[int, RankProgress]
 ) -> tuple[int, dict[int, float], list[Worker]]:
     """Return the collective in which ranks wait, for how many seconds each, and this machine's missing workers."""
-    everywhere = {**progress, **remote}
     number, missing = _first_missed(present, progress, remote)
-    waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
+    waiting = {rank: its for rank, its in {**progress, **remote}.items() if its.waiting and its.number >= number}
+    waits = {rank: its.seen - its.since for rank, its in waiting.items()}
     asleep = _asleep_with_lock(present, progress)
     awake_missing = [worker for worker in missing if worker.rank not in asleep]
     missing = awake_missing if remote else awake_missing or missing
@@ -164,10 +171,10 @@ def _waiting(
 
 def _remote_mismatch(board: StatusBoard, remote: Mapping[int, RankProgress]) -> CollectiveMismatch | None:
     """Return a mismatch between this machine's collective and one in which a rank of another machine waits."""
-    for rank, one in remote.items():
-        here = tuple(mine for mine in board.ranks if one.waiting and board.remembers(mine, one.number))
-        if here and (text := board.text(here[0], one.number)) != one.text:
-            return CollectiveMismatch(one.number, ((here, text), ((rank,), one.text)))
+    for rank, other in remote.items():
+        here = tuple(mine for mine in board.ranks if other.waiting and board.remembers(mine, other.number))
+        if here and (text := board.text(here[0], other.number)) != other.text:
+            return CollectiveMismatch(other.number, ((here, text), ((rank,), other.text)))
     return None
 
 
@@ -192,7 +199,7 @@ def _first_missed(
     If all wait: the last one, and the ranks that wait in an earlier one, unless those may wait for ranks of other
     machines. 0 if no rank waits.
     """
-    numbers = sorted({one.number for one in (*progress.values(), *remote.values()) if one.waiting})
+    numbers = sorted({its.number for its in (*progress.values(), *remote.values()) if its.waiting})
     for number in numbers:
         behind = [worker for worker in present if progress[worker.rank].begun < number]
         if busy := [worker for worker in behind if not progress[worker.rank].waiting]:
@@ -207,7 +214,7 @@ def _asleep_with_lock(present: Sequence[Worker], progress: Mapping[int, RankProg
     Torch waits so inside the second step of DistributedDataParallel.
     """
     now = time.monotonic()
-    late = {worker.rank: now - progress[worker.rank].seen for worker in present if is_asleep(worker.pid)}
+    late = {worker.rank: now - progress[worker.rank].seen for worker in present if process_state(worker.pid) == "S"}
     return {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
 
 
@@ -223,27 +230,30 @@ def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Wor
 
 def waiting_for_ended(board: StatusBoard, workers: Sequence[Worker]) -> list[Worker]:
     """Return the workers that wait in a collective which a worker whose script has ended never joined."""
-    endings = [worker.ending for worker in workers if worker.ending is not None]
-    left = [board.read(worker.rank).begun for worker in workers if worker.done]
-    ended_at = min((ending.time for ending in endings), default=0.0)
-    going_on = [worker for worker in workers if left and not worker.done]
-    return [worker for worker in going_on if _waits_beyond(board.read(worker.rank), min(left), ended_at)]
+    ended_at = min((worker.ending.time for worker in workers if worker.ending is not None), default=0.0)
+    last = min((board.read(worker.rank).begun for worker in workers if worker.done), default=None)
 
+    def waits(progress: RankProgress) -> bool:
+        waited = progress.seen - max(progress.since, ended_at)
+        return last is not None and progress.waiting and progress.number > last and waited > TO_FOLLOW
 
-def _waits_beyond(progress: RankProgress, number: int, ended_at: float) -> bool:
-    waited = progress.seen - max(progress.since, ended_at)
-    return progress.waiting and progress.number > number and waited > TO_FOLLOW
+    return [worker for worker in workers if not worker.done and waits(board.read(worker.rank))]
 
 
 def collect_stacks(stuck: Stuck, group: WorkerGroup) -> Stuck:
     """Return a copy of `stuck` with the stack dumps of all workers that can write them."""
     asked = [worker for worker in group.workers if worker.alive]
-    asleep = tuple(worker.rank for worker in asked if is_asleep(worker.pid))  # before the signal wakes them
+    # Before the signal wakes them.
+    asleep = tuple(worker.rank for worker in asked if process_state(worker.pid) == "S")
     for worker in asked:
         os.ftruncate(worker.stacks, 0)
         os.lseek(worker.stacks, 0, os.SEEK_SET)  # the worker shares the file's position
         os.kill(worker.pid, STACKS_SIGNAL)
-    group.wait(lambda: all(_answered(worker) for worker in asked), TO_ANSWER)
+
+    def has_answered(worker: Worker) -> bool:
+        return not worker.alive or process_state(worker.pid) == "T" or "<module>" in read_stacks(worker)
+
+    group.wait(lambda: all(map(has_answered, asked)), TO_ANSWER)
     return replace(
         stuck,
         stacks={worker.rank: text for worker in asked if (text := read_stacks(worker))},
@@ -265,16 +275,55 @@ def refine_with_stacks(stuck: Stuck, board: StatusBoard) -> Stuck:
     return replace(stuck, missing=missing) if missing else replace(stuck, missing=(), within=within)
 
 
-def is_debugged(stuck: Stuck, ranks: Collection[int]) -> bool:
-    """Return whether one of these ranks is in a debugger."""
-    return any(in_debugger(stuck.stacks.get(rank, "")) for rank in ranks)
-
-
 def read_stacks(worker: Worker) -> str:
     """Read the stacks that faulthandler wrote for a worker, on request or in a crash."""
     size = os.fstat(worker.stacks).st_size
     return os.pread(worker.stacks, size, 0).decode(errors="replace")
 
 
-def _answered(worker: Worker) -> bool:
-    return not worker.alive or is_stopped(worker.pid) or "<module>" in read_stacks(worker)
+# Stack dumps of faulthandler.
+
+
+def script_frames(text: str, most: int = 8) -> list[str]:
+    """Return the script's innermost frames, innermost first; those of its main thread if the dump has them.
+
+    text: one dump of all threads, as faulthandler writes it. most: number of frames.
+    """
+    threads = [_inside(_frames(block)) for block in re.split(r"\n(?=Thread |Current thread )", text)]
+    scripts = [frames for frames, in_script in threads if in_script]
+    others = [frames for frames, _ in threads if any(is_users(file) for file, _ in frames)]
+    for frames in scripts or others or [frames for frames, _ in threads[-1:]]:
+        return [line for file, line in frames if not file.startswith(OURS)][:most]
+    return []
+
+
+def _inside(frames: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], bool]:
+    """Return the frames below the one that runs the script, and whether the script runs in this thread."""
+    files = [file for file, _ in frames]
+    if RUNS_SCRIPTS in files:
+        return frames[: files.index(RUNS_SCRIPTS)], True
+    below = next((depth for depth, file in enumerate(files) if file.startswith(OURS)), len(files))
+    return frames[:below], False
+
+
+def users_line(text: str) -> str | None:
+    """Return the innermost line of the user's code as `data.py:17`; None if there is none."""
+    for frame in map(FRAME.match, script_frames(text)):
+        if frame is not None and is_users(frame["file"]):
+            return f"{os.path.basename(frame['file'])}:{frame['line']}"
+    return None
+
+
+def in_torch(text: str) -> bool:
+    """Return whether the script's thread is inside a function of torch that it called."""
+    frame = next(map(FRAME.match, script_frames(text, most=1)), None)
+    return frame is not None and "torch" in frame["file"].split(os.sep)[:-1] and is_installed(frame["file"])
+
+
+def in_debugger(text: str) -> bool:
+    """Return whether a thread is in Python's debugger or one based on it."""
+    return any(os.path.basename(file) == "bdb.py" for file, _ in _frames(text))
+
+
+def _frames(block: str) -> list[tuple[str, str]]:
+    return [(match["file"], match[0]) for match in map(FRAME.match, block.splitlines()) if match]

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from duoka.launchers import stuck as module
-from duoka.launchers.stuck import (
+from duoka.launchers import hangs as module
+from duoka.launchers.hangs import (
     LEAST,
     TO_TELL,
     IdleClock,
@@ -17,10 +17,14 @@ from duoka.launchers.stuck import (
     Stuck,
     find_not_exiting,
     find_stuck,
+    in_debugger,
+    script_frames,
+    users_line,
     waiting_for_ended,
 )
-from duoka.launchers.worker_group import Worker
+from duoka.launchers.workers import Worker
 from duoka.supervision.status_board import Collective, RankProgress, StatusBoard
+from duoka.supervision.tracebacks import OURS
 from tests.launchers.made import ending, lost, raised, worker
 
 
@@ -236,8 +240,7 @@ def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
     for rank in range(2):
         board.slot(rank).mirror(5, 5)
     looked = time.monotonic_ns()
-    monkeypatch.setattr(module, "is_asleep", lambda pid: True)
-    monkeypatch.setattr(module, "is_stopped", lambda pid: False)
+    monkeypatch.setattr(module, "process_state", lambda pid: "S")
     monkeypatch.setattr(time, "monotonic", lambda: looked / 1e9 + 100)
     monkeypatch.setattr("duoka.supervision.status_board.monotonic_ns", lambda: looked + 100 * 10**9)
     board.slot(1).mirror(5, 5)
@@ -245,7 +248,7 @@ def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
     found = find_stuck(board, workers, Limits(50.0), IdleClock())
     assert found is not None
     assert (found.number, found.waiting, found.missing) == (6, (0,), (1,))
-    monkeypatch.setattr(module, "is_asleep", lambda pid: False)
+    monkeypatch.setattr(module, "process_state", lambda pid: "R")
     assert find_stuck(board, workers, Limits(50.0), IdleClock()) is None
 
 
@@ -311,3 +314,58 @@ def test_ranks_of_machines_that_came_to_different_collectives() -> None:
 def test_who_is_done_is_not_stuck_whoever_waits() -> None:
     board = StatusBoard.create(1)
     assert find_stuck(board, [worker(0, ending(0))], Limits(-1.0), IdleClock(), far(1, 2, 5.0)) is None
+
+
+DUMP = f"""\
+Thread 0x00007f2 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/site-packages/loader.py", line 30 in run
+
+Current thread 0x00007f1 (most recent call first):
+  File "/home/me/train.py", line 12 in step
+  File "{OURS}plain/modules.py", line 40 in call
+  File "/home/me/train.py", line 30 in <module>
+  File "{OURS}target.py", line 45 in _run_path
+  File "{OURS}worker.py", line 70 in live
+  File "/usr/bin/duoka", line 8 in <module>
+"""
+
+
+def test_only_the_script_s_frames_of_its_own_thread() -> None:
+    assert script_frames(DUMP) == [
+        '  File "/home/me/train.py", line 12 in step',
+        '  File "/home/me/train.py", line 30 in <module>',
+    ]
+
+
+def test_a_dump_that_begins_with_a_crash() -> None:
+    assert script_frames(f"Fatal Python error: Segmentation fault\n\n{DUMP}") == script_frames(DUMP)
+
+
+def test_without_the_script_s_thread_the_last_is_taken() -> None:
+    assert script_frames(DUMP.partition("\n\n")[0]) == [
+        '  File "/usr/lib/python3.11/threading.py", line 324 in wait',
+        '  File "/site-packages/loader.py", line 30 in run',
+    ]
+
+
+def test_deep_stacks_are_cut() -> None:
+    deep = "Current thread 0x1 (most recent call first):\n" + '  File "/a.py", line 2 in f\n' * 100
+    assert len(script_frames(deep, most=8)) == 8
+
+
+def test_nothing_gives_nothing() -> None:
+    assert script_frames("") == []
+    assert script_frames("Current thread 0x1 (most recent call first):\n  <no Python frame>\n") == []
+
+
+def test_the_line_of_the_script_s_own_code() -> None:
+    assert users_line(DUMP) == "train.py:12"
+    in_library = f'Current thread 0x1 (most recent call first):\n  File "{os.__file__}", line 5 in listdir\n'
+    assert users_line(f'{in_library}  File "/home/me/data.py", line 17 in read\n') == "data.py:17"
+    assert users_line(in_library) is None
+
+
+def test_a_debugger_is_seen() -> None:
+    assert not in_debugger(DUMP)
+    assert in_debugger(DUMP.replace("loader.py", "bdb.py"))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, {root!r})
 from duoka.supervision.status_board import StatusBoard
-from duoka.launchers.worker_group import WorkerGroup
+from duoka.launchers.workers import WorkerGroup
 from duoka.launchers.output import Outputs
-from duoka.launchers.signals import Signals
+from duoka.launchers.processes import Signals
 from duoka.options import Target
 from duoka.plan import Kind
 from duoka.worker import Attempt
@@ -119,7 +119,7 @@ def test_a_group_that_is_closed_early_is_ended(flow: Flow) -> None:
 
 def test_too_many_processes_are_said_to_be_too_many(flow: Flow) -> None:
     source = """
-import duoka.launchers.worker_group as module
+import duoka.launchers.workers as module
 from duoka.errors import WorkerFailed
 real, calls = module.fork, []
 def fork(*args):
