@@ -261,7 +261,7 @@ class Gradients:
 
     def program(self) -> Program:
         draws = self.draws
-        rows = draws.pick([6, 5, 4, 7, 3, 2, 8, 9])
+        rows = draws.pick([6, 5, 4, 7, 3, 2, 8, 9, 12])
         self.size = size = draws.pick([4, 3, 5])
         shape = draws.pick([(size,), (size,), (2, size), (3, size)])
         total = STEPS * rows - draws.pick([0, 0, 0, 1, rows - 1])

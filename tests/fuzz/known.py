@@ -138,6 +138,62 @@ LAYOUTS = {
     "addresses of memory that arrays share": on(
         "(6, 4)", "array = x.numpy()", "print(x.data_ptr() == torch.from_numpy(array).data_ptr())"
     ),
+    "arrays of other types": on(
+        "(6, 4)",
+        "numbers, bits, bytes = x.numpy(), x.view(torch.int64).numpy(), x[:, 2:].view(torch.uint8).numpy()",
+        "bits[2, 1] = 7; bytes[4] = 64; numbers[5] = 3",
+        "print(x.tolist(), bits.tolist(), bytes.tolist())",
+    ),
+    "an array in which only a sign changes": on(
+        "(6, 4)", "array = x.zero_().numpy()", "array[2] = -0.0", "print(torch.signbit(x).tolist())"
+    ),
+    "storages": on(
+        "(6, 4)",
+        "storage = x[:, 1:].untyped_storage()",
+        "storage.fill_(0); print(x.tolist())",
+        "storage[3] = 64; x.add_(1); print(list(storage), x.tolist())",
+        "print(len(x.t().untyped_storage()), x.view(torch.int32).untyped_storage().nbytes())",
+        "x.storage()[6] = 2.0",
+    ),
+    "lists of a batch and of arrays and rows of it": on(
+        "(6, 4)",
+        "array, y = torch.from_numpy(x.numpy())[1:3], x[:, 1:]",
+        "torch._foreach_mul_([array, y, array], 2.0)",
+        "print(array.tolist(), y.tolist(), x.tolist())",
+        "torch._foreach_add_([x[1], x, x[1]], 1)",
+    ),
+    "a row copied over its batch": on("(6, 4)", "x.copy_(x[0])"),
+    "writes that fail": on(
+        "(6, 4)",
+        "columns = x.argmax(1, keepdim=True); columns[3] = 9",
+        "x.index_put_((torch.tensor([0, 1, 9]),), torch.tensor(5.0))",
+        "x[torch.arange(6), columns[:, 0]] = 6.0",
+        "x[:, torch.tensor([0, 1, 9])] = 7.0",
+        "x[[0, 1, 9]] = 8.0",
+        "x.scatter_(1, columns, 9.0)",
+        "x.index_add_(1, torch.tensor([0, 1, 9]), x[:, :3] + 1)",
+        "x.index_fill_(1, torch.tensor([0, 1, 9]), 2)",
+        "x.index_copy_(0, torch.tensor([0, 1, 9]), x[:3] + 1)",
+    ),
+    "parts at positions in a tensor": on(
+        "(4, 4)", "y = x.tensor_split(torch.tensor([1]), -1)[1]", "print(y.stride())", "y.add_(1)"
+    ),
+    "copies of what is not dense": on("(5, 4)", "print(copy.deepcopy(x[:, ::2]).stride())", header=("import copy",)),
+    "overlapping windows": on(
+        "(6, 4)",
+        "y = x.unfold(1, 2, 1)",
+        "y.scatter_add_(0, torch.zeros_like(y, dtype=torch.long), y.clone())",
+        "row = y[1]; row[1, 0] = 9.0; print(row.stride(), y.stride(), y.tolist())",
+    ),
+    "copies of conjugates": on(
+        "(6, 4)",
+        "z = torch.complex(x, x + 1)",
+        "for _ in range(3): z.resolve_conj()",
+        "y = z.conj().resolve_conj()",
+        "y.mul_(2)",
+        "print(y.is_conj(), z.tolist())",
+    ),
+    "put": on("(6, 4)", "x.put_(torch.tensor([1, 7]), torch.tensor([1.0, 2.0]))"),
     "a flag in a record": on(
         "(6, 4)",
         "with torch.set_grad_enabled(step % 2 == 0): h = x * weight",
@@ -239,6 +295,18 @@ OTHERS = {
         header=(
             "torch.manual_seed(0)",
             "weight, head = torch.randn(4, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)",
+        ),
+    ),
+    "a backward pass that fails, and a hook": on(
+        "(8, 4)",
+        "weight.grad = None",
+        "h = F.relu(x @ weight)",
+        "(F.dropout(h, 0.5, inplace=True) @ head).sum().backward()",
+        "print(None if head.grad is None else head.grad.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "weight, head = torch.randn(4, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)",
+            "head.register_hook(lambda grad: grad * 2)",
         ),
     ),
     "parameters() that returns a list": on(

@@ -260,7 +260,7 @@ class Modules:
 
     def program(self) -> Program:
         draws = self.draws
-        rows = draws.pick([6, 5, 4, 8, 3, 7, 9])
+        rows = draws.pick([6, 5, 4, 8, 3, 7, 9, 12])
         total = STEPS * rows - draws.pick([0, 0, rows - 2, 1])
         layers = [draws.pick(LAYERS) for _ in range(draws.number(1, 4))]
         out = draws.pick(OUTS)

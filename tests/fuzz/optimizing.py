@@ -173,7 +173,7 @@ class Optimizing:
 
     def program(self) -> Program:
         draws = self.draws
-        rows = draws.pick([6, 5, 4, 8, 3, 7])
+        rows = draws.pick([6, 5, 4, 8, 3, 7, 9, 12])
         total = STEPS * rows - draws.pick([0, 0, 0, rows - 1, 1])
         optimizer = draws.pick(OPTIMIZERS).replace("{p}", draws.pick(GROUPS))
         header = [

@@ -20,7 +20,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from duoka import plain
 from duoka.devices import Device
 from duoka.environment import use_loopback_for_gloo
-from duoka.options import Options, Target, shares_for
+from duoka.options import Options, Target
 from duoka.plain import session
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
@@ -37,6 +37,7 @@ ENDED = "Ended"  # in place of an error: the rank was ended because another has 
 PROGRAMS = 400  # of one set of processes
 PR_SET_PDEATHSIG = 1
 WEIGHTS = (1.0, 5.0, 2.0)  # of uneven shares
+SHARES = 4  # of exact; batches of fewer rows are not split
 
 
 class Ranks:
@@ -174,7 +175,7 @@ def plan_of(strategy: str, world_size: int) -> Plan:
         step_timeout=None,
         log_dir=None,
         verbosity="quiet",
-        shares=shares_for(world_size, None) if strategy == "exact" else 0,
+        shares=SHARES if strategy == "exact" else 0,
         cpu_offload=strategy == "offload",
     )
 

@@ -104,7 +104,7 @@ def run_plain(
     """
     device = torch.device(plan.devices[0].type)
     if plan.strategy == "exact":
-        be_deterministic()
+        be_deterministic(device)
     strategy = create(
         plan.strategy,
         ranks,

@@ -197,6 +197,12 @@ def in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
+def negative_of(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor that is to be read as its negative. Public: `imag` of a conjugate, of a new type."""
+    negative: Tensor = torch._neg_view(tensor)
+    return negative
+
+
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor's memory was written to. Public: none."""
     return tensor._version
@@ -215,9 +221,17 @@ def memory_of(tensor: Tensor) -> int:
 
 def count_references(tensor: Tensor) -> int:
     """Return how many tensors and arrays share this tensor's memory. Public: none."""
-    storage = tensor.untyped_storage()  # counts itself
+    storage = tensor.untyped_storage()  # counts itself, or is the object that somebody else has, too
     count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count - 1
+    return count - 1 + (sys.getrefcount(storage) > _OF_OWN_STORAGE)
+
+
+def _references_to_own_storage(tensor: Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(storage)
+
+
+_OF_OWN_STORAGE = _references_to_own_storage(torch.empty(0))
 
 
 def is_view(tensor: Tensor) -> bool:
@@ -579,6 +593,7 @@ def _try() -> None:
     """Access every private attribute of an object once."""
     module, tensor = nn.PReLU(), torch.zeros(1)  # whose parameter is not drawn: the script may have seeded torch
     (
+        negative_of(tensor),
         version_of(tensor),
         memory_of(tensor),
         count_references(tensor),

@@ -97,7 +97,7 @@ def open_api_session(
     if settings.strategy == "exact":
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
         _check_exact(settings)
-        be_deterministic()
+        be_deterministic(device)
     strategy = create(
         name, ranks, settings.compress, shares, settings.weights, cpu_offload=settings.cpu_offload, every=False
     )

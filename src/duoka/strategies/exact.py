@@ -191,12 +191,9 @@ class Exact(Bucketed):
             leaf.grad = None
         try:
             yield
-        except BaseException:
-            for (leaf, _), grad in zip(hooked, before, strict=True):
-                leaf.grad = grad
-            raise
-        for (leaf, hooks), earlier in zip(hooked, before, strict=True):
-            grad = leaf.grad
-            if grad is not None:
-                grad = call_hooks(hooks, grad)
-            leaf.grad = grad if earlier is None else earlier if grad is None else earlier + grad
+        finally:
+            for (leaf, hooks), earlier in zip(hooked, before, strict=True):
+                grad = leaf.grad
+                if grad is not None:
+                    grad = call_hooks(hooks, grad)
+                leaf.grad = grad if earlier is None else earlier if grad is None else earlier + grad

@@ -107,24 +107,25 @@ class AliasedCopy:
 
         strides: of the batch whose rows these are. All ranks get the same answer.
         """
-        n, partition = self.spec.partition.n, self.spec.partition
-        sample = self.strides[self.spec.dim] * self.spec.inner
-        if rows.dtype != self.rows.dtype or rows.is_neg() != self.rows.is_neg() or 0 in rows.shape:
+        whole, partition, size, of = self.whole, self.spec.partition, rows.itemsize, self.rows.itemsize
+        sample = self.strides[self.spec.dim] * self.spec.inner * of  # in bytes, as are all distances here
+        if spec.partition is not partition or strides[spec.dim] * spec.inner * size != sample or 0 in rows.shape:
             return None
-        if spec.partition is not partition:
+        if not same_layout(whole.shape, whole.stride(), self.strides) or rows.is_neg() != self.rows.is_neg():
             return None
-        if strides[spec.dim] * spec.inner != sample:
-            return None
-        if not same_layout(self.whole.shape, self.whole.stride(), self.strides):
-            return None
-        before = int(rows.storage_offset() - self.rows.storage_offset())
+        before = int(rows.storage_offset() * size - self.rows.storage_offset() * of)
         if before < 0:
             return None
-        offset = global_distance(before, sample, n, partition.rows)
-        shape = [spec.size if dim == spec.dim else size for dim, size in enumerate(rows.shape)]
-        if not covers(self.whole.shape, self.strides, shape, strides, offset):
+        offset = global_distance(before, sample, partition.n, partition.rows)
+        shape = [spec.size if dim == spec.dim else length for dim, length in enumerate(rows.shape)]
+        of_whole, of_part = [*(step * of for step in self.strides), 1], [*(step * size for step in strides), 1]
+        if not covers([*whole.shape, of], of_whole, [*shape, size], of_part, offset):
             return None
-        part = self.whole.as_strided(shape, strides, self.whole.storage_offset() + offset)
+        start = whole.storage_offset() * of + offset
+        if rows.dtype != whole.dtype:
+            memory = whole.untyped_storage().nbytes() // max(size, of) * max(size, of)
+            whole = whole.as_strided((memory // of,), (1,), 0).view(rows.dtype)
+        part = whole.as_strided(shape, strides, start // size)
         return part.conj() if rows.is_conj() != self.rows.is_conj() else part
 
     def is_written(self, read: Tensor | None) -> bool:
@@ -213,6 +214,10 @@ class AliasedCopies:
         memory = memory_of(rows) if self.copies else 0
         return [copy for copy in self.copies if copy.memory == memory]
 
+    def share_memory(self, batches: list[Tensor], others: list[Tensor]) -> bool:
+        """Return True if one of other tensors is of the memory of a copy of one of these batches, given by rows."""
+        return any(_overlap(copy.whole, one) for rows in batches for copy in self.of_memory(rows) for one in others)
+
     def add(
         self,
         rows: Tensor,
@@ -247,7 +252,8 @@ class AliasedCopies:
             if part is not None:
                 copy.active = True
                 same = part.shape == copy.whole.shape and part.stride() == copy.whole.stride()
-                return copy.whole if same and part.is_conj() == copy.whole.is_conj() else part
+                same = same and part.dtype == copy.whole.dtype and part.is_conj() == copy.whole.is_conj()
+                return copy.whole if same else part
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
@@ -364,6 +370,15 @@ def same_memory(one: Tensor, other: Tensor) -> bool:
     return memory_of(one) == memory_of(other)
 
 
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Return True if the memory of two tensors overlaps, of which one may have come from an array of the other's."""
+    if other.layout is not torch.strided or one.device != other.device:
+        return False
+    here, there = one.untyped_storage(), other.untyped_storage()
+    before = there.data_ptr() - here.data_ptr()
+    return -there.nbytes() < before < here.nbytes()
+
+
 def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, whole)
@@ -373,8 +388,5 @@ def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    if torch.equal(one, other):
-        return True
-    same: Tensor = one == other
-    every: Any = torch.all(same | (one != one) & (other != other)).item()  # NaN equals NaN
-    return bool(every)
+    """Return True if two tensors have the same bits: NaN equals itself, and 0.0 is not -0.0."""
+    return torch.equal(*(tensor.resolve_conj().resolve_neg().ravel().view(torch.uint8) for tensor in (one, other)))

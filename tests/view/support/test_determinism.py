@@ -20,7 +20,9 @@ def test_what_is_set(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         if rank:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
-        be_deterministic()
+        be_deterministic(torch.device("cuda"))
+        with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+            torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
         told = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
         return *told, os.environ["CUBLAS_WORKSPACE_CONFIG"]
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.cached import index_cached
-from duoka.view.dispatch.failing import RAISES_FOR_ROWS, may_fail
+from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, is_out_of_range, may_fail
 from duoka.view.dispatch.moving import asked_device, reads_beside, staying
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
@@ -75,9 +75,13 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches):
-            return view.shares.processes.run_or_fall_back(
-                lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
-            )
+            processes = view.shares.processes
+            if func not in WRITES_ROWS:
+                return processes.run_or_fall_back(
+                    lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
+                )
+            if processes.is_true_anywhere(is_out_of_range(func, args)):
+                return compute_whole(func, args, kwargs)
         return _replay_or_run(func, args, kwargs, call)
     except Exception as error:
         view.raised(error)
@@ -134,13 +138,21 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _run_and_refresh_copies(
     func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall
 ) -> Any:
-    """Run the rule, and update the gathered copies that the script holds of batches that the rule writes to."""
+    """Run the rule, and update the gathered copies that the script holds of batches that the rule writes to.
+
+    A write to a batch beside an array or a row of it is computed whole, as both are of the same memory there.
+    """
     if not view.aliased.copies:
         out = _rule_or_whole(func, args, kwargs, view, call)
         count_write(func, kwargs, call.batches)
         return out
-    with view.aliased.updated([batch._rows for batch in call.batches], args[2] if func is _SETITEM else None):
-        out = _rule_or_whole(func, args, kwargs, view, call)
+    rows = [batch._rows for batch in call.batches]
+    with view.aliased.updated(rows, args[2] if func is _SETITEM else None):
+        plain = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is Tensor]
+        if may_write(func, kwargs) and view.aliased.share_memory(rows, plain):
+            out = compute_whole(func, args, kwargs)
+        else:
+            out = _rule_or_whole(func, args, kwargs, view, call)
         count_write(func, kwargs, call.batches)
         return out
 

@@ -4,33 +4,40 @@ Only the rank with such a row gets the error, and the script may catch it and co
 functions the ranks exchange one number, whether any has failed. If so, all compute the function whole and raise the
 error of one device. GPUs check indices asynchronously and end the process, so they need no exchange.
 
+A function that writes in place has written to some rows when it meets such an index. So the ranks compare whether
+its indices are in range before it writes; computed whole, it then leaves what one device leaves.
+
 Why: docs/decisions/0118-errors-of-some-rows.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.rules.lookup import functions
+from duoka.view.rules.indexing import spelled_out, width_of
+from duoka.view.rules.lookup import dtype_of, functions, shape_of
 from duoka.view.tensor.batch import BatchTensor
 
 _INDEXING = """
 embedding embedding_bag gather take_along_dim index_select take cross_entropy nll_loss multi_margin_loss
-multilabel_margin_loss one_hot index_put index_put_ scatter scatter_ scatter_add scatter_add_ scatter_reduce
-scatter_reduce_ index_add index_add_ index_copy index_copy_ max_unpool1d max_unpool2d max_unpool3d
+multilabel_margin_loss one_hot index_put scatter scatter_add scatter_reduce index_add index_copy max_unpool1d
+max_unpool2d max_unpool3d
 """
+_ALONG_IN_PLACE = "scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_reduce_"
 _MATRICES = """
 cholesky cholesky_inverse inverse inv solve eig eigh eigvals eigvalsh svd svdvals pinv lu lu_factor ldl_factor lstsq
 matrix_rank cond tensorinv tensorsolve
 """
 
-BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
-_BY_INDEX = frozenset({*functions(_INDEXING), *BY_ITEM})
+BY_ITEM = (Tensor.__getitem__,)
+_PUT = frozenset({Tensor.__setitem__, *functions("index_put_")})
+WRITES_ROWS = _PUT.union(functions(_ALONG_IN_PLACE))
+_BY_INDEX = frozenset({*functions(_INDEXING), *BY_ITEM}) | WRITES_ROWS
 _BY_VALUE = frozenset({F.binary_cross_entropy, F.gaussian_nll_loss})
 _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
 RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
@@ -38,12 +45,38 @@ RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
 
 def may_fail(func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor]) -> bool:
     """Return True if a function of RAISES_FOR_ROWS can raise an error for some rows of the batches in `args`."""
-    if func in _BY_MATRIX:
+    if func in _BY_MATRIX or (func is Tensor.__setitem__ and batches[0]._cached is not None):
         return True
     if batches[0].device.type != "cpu":
         return False
+    if func in WRITES_ROWS:
+        return any(isinstance(index, BatchTensor) or _is_outside(index, size) for index, size in _indices(func, args))
     if func in BY_ITEM and args[0] is batches[0]:  # the tensor that is indexed is not an index
         batches = batches[1:]
     return func in _BY_VALUE or any(
         not batch.dtype.is_floating_point and batch.dtype != torch.bool for batch in batches
     )
+
+
+def is_out_of_range(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return True if an index of a call of WRITES_ROWS is out of range in this rank's rows."""
+    return any(_is_outside(index, size) for index, size in _indices(func, args))
+
+
+def _indices(func: Any, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, range]]:
+    """Return the index tensors of a call that writes in place, each with the range of its values."""
+    shape = shape_of(args[0])
+    if func not in _PUT:
+        if shape and isinstance(args[2], Tensor):
+            yield args[2], range(shape[args[1]])
+        return
+    dim = 0
+    for item in spelled_out(args[1] if isinstance(args[1], (tuple, list)) else (args[1],), len(shape)) or ():
+        if isinstance(item, Tensor) and dtype_of(item) != torch.bool:
+            yield item, range(-shape[dim], shape[dim])
+        dim += 0 if item is None else width_of(item)
+
+
+def _is_outside(index: Tensor, values: range) -> bool:
+    parts = [share._local for share in index._shares] if isinstance(index, BatchTensor) else [index]
+    return any(part.numel() and not {part.min().item(), part.max().item()} <= {*values} for part in parts)

@@ -26,7 +26,7 @@ Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of 
 
 _METADATA = """
 shape size dim ndim ndimension numel nelement dtype device layout itemsize element_size __len__ is_floating_point
-is_complex is_sparse is_quantized is_nested is_meta is_cpu stride is_contiguous requires_grad is_leaf
+is_complex is_sparse is_quantized is_nested is_meta is_cpu stride is_contiguous is_conj is_neg requires_grad is_leaf
 """  # determined by the key, but for the last two of rows, and `is_leaf`, by which only `View.replicate` decides
 PLAIN = (
     "shape",

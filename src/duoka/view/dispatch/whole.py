@@ -20,6 +20,7 @@ from duoka.view.tensor.batch import (
     batches_in,
     join_results,
     laid_out,
+    may_write,
     of_share,
 )
 from duoka.view.tensor.spec import Spec
@@ -58,7 +59,12 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            for copy in copies.values() if may_write(func, kwargs) else ():
+                copy.keep_what_was_written()
+            raise
         bypasses_version = (
             name.endswith("_") and name.startswith("_") and not name.startswith("__")
         )  # counts no version
@@ -121,15 +127,19 @@ class GatheredArgument:
         shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
-
-        def write(index: int) -> None:
-            rows, of_copy = shares[index]._local, shares[index]._spec.local_rows(self.whole)
-            without_repetitions(rows, rows).copy_(without_repetitions(of_copy, rows))
-
-        view.shares.each(write)
+        view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
         if self._keeps:
             cache_copy(self.batch, self.whole)
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
+
+    def keep_what_was_written(self) -> None:
+        """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
+        for share in self.batch._shares:
+            self._write(share, share._local.data)
+
+    def _write(self, share: BatchTensor, rows: Tensor) -> None:
+        of_copy = share._spec.local_rows(self.whole)
+        without_repetitions(rows, rows).copy_(without_repetitions(of_copy, rows))
 
 
 def _name_of(func: Callable[..., Any]) -> str:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from duoka.devices.vendors import TYPES
 from duoka.private.torch import AsPlainTensors
+from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import Function, functions, getters
 from duoka.view.support import originals
 from duoka.view.tensor.batch import BatchTensor, Rule, batches_in, laid_out
-from duoka.view.tensor.spec import Meta
+from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import global_distance
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
@@ -110,7 +111,7 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a new batch."""
-    return BatchTensor(copy.deepcopy(args[0]._local, args[1]), args[0]._spec)
+    return BatchTensor(copy.deepcopy(args[0]._local, args[1]), args[0]._spec, args[0]._meta.strides)
 
 
 def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,11 +122,17 @@ def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute `p.untyped_storage()` of a sharded parameter: the storage of this rank's rows.
+    """Compute `x.untyped_storage()`: that of a gathered copy of the memory of which the batch is a view.
 
-    Scripts compare storages to detect tied parameters.
+    Of a sharded parameter it is the storage of this rank's rows: scripts compare storages to detect tied parameters.
     """
-    return func(args[0]._local) if args[0]._spec.view.of_parameters else NotImplemented
+    batch, spec, rows = args[0], args[0]._spec, args[0]._local.detach()
+    if spec.view.of_parameters:
+        return func(rows)
+    sample, count = batch._meta.strides[spec.dim] * spec.inner, spec.partition.rows
+    if spec.outer == 1 and rows.untyped_storage().nbytes() == count * sample * rows.itemsize:
+        batch = BatchTensor(rows.as_strided((count, sample), (sample, 1), 0), Spec(spec.view, spec.partition))
+    return compute_whole(func, (batch,), kwargs)
 
 
 def is_same_size(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -214,7 +214,7 @@ def _listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
-    if len(batch._shares) == 1:
+    if not batch._spec.view.shares.several:
         return originals.register_hook(batch._local, hook_of_rows(batch, hook))
     joint = getattr(batch._shares[0]._local, "duoka_joint", None) or JointGradient(batch)
     return joint.register(hook)

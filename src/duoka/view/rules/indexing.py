@@ -66,7 +66,7 @@ class _Walk:
 
 def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
     """Analyse an index of a tensor of this shape, and what becomes of `dim`; None if it is not supported."""
-    items = _spelled_out(index if isinstance(index, tuple) else (index,), len(shape))
+    items = spelled_out(index if isinstance(index, tuple) else (index,), len(shape))
     if items is None:
         return None
     source = position = dimensions = 0
@@ -76,7 +76,7 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
         if item is None:
             position += 1
             continue
-        here, width = source <= dim < source + _width(item), _width(item)
+        here, width = source <= dim < source + width_of(item), width_of(item)
         source += width
         if isinstance(item, Tensor) and ndim_of(item):
             positions += range(position, position + width)
@@ -94,17 +94,17 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
     return _Walk(tuple(items), place, chosen, tuple(positions), dimensions, position - len(positions) + dimensions)
 
 
-def _width(item: Any) -> int:
+def width_of(item: Any) -> int:
     """Return the number of dimensions that an item indexes."""
     return ndim_of(item) if isinstance(item, Tensor) and dtype_of(item) == torch.bool else 1
 
 
-def _spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
+def spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
     """Replace the ellipsis (or the missing end) of an index by full slices, and lists by tensors."""
     items = [_as_tensor(item) for item in items]
     if any(item is NotImplemented for item in items):
         return None
-    used = sum(_width(item) for item in items if item is not None and item is not Ellipsis)
+    used = sum(width_of(item) for item in items if item is not None and item is not Ellipsis)
     at = next((place for place, item in enumerate(items) if item is Ellipsis), len(items))
     return [*items[:at], *[_ALL] * (ndim - used), *items[at + 1 :]]
 
@@ -177,7 +177,7 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     local = _of_rows(batch, index)
     if local is not None:
         return BatchTensor(batch._local[local.items], batch._spec.at(local.place))
-    items = _spelled_out(index if isinstance(index, tuple) else (index,), ndim_of(batch))
+    items = spelled_out(index if isinstance(index, tuple) else (index,), ndim_of(batch))
     if items is not None and items[1:] == [_ALL] * (ndim_of(batch) - 1):
         return blocks_of(tuple(items), batch)
     return NotImplemented

@@ -53,19 +53,19 @@ def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[i
 
 def ndim_of(tensor: Tensor) -> int:
     """Return the number of dimensions, without a dispatch."""
-    return tensor._rows.dim() if isinstance(tensor, BatchTensor) else tensor.dim()
+    return len(tensor._meta.local_shape) if isinstance(tensor, BatchTensor) else tensor.dim()
 
 
 def dtype_of(tensor: Tensor) -> torch.dtype:
     """Return the dtype, without a dispatch."""
-    return tensor._rows.dtype if isinstance(tensor, BatchTensor) else tensor.dtype
+    return tensor._meta.dtype if isinstance(tensor, BatchTensor) else tensor.dtype
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the global shape, without a dispatch."""
     if not isinstance(tensor, BatchTensor):
         return tuple(tensor.shape)
-    shape, dim = tuple(tensor._rows.shape), tensor._spec.dim
+    shape, dim = tuple(tensor._meta.local_shape), tensor._spec.dim
     return *shape[:dim], tensor._spec.size, *shape[dim + 1 :]
 
 

@@ -138,7 +138,7 @@ def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     name = func.__name__.removeprefix("unsafe_").removesuffix("_copy")
     place = 1 if name in ("unbind", "narrow", "select") else 2
     dim = argument(args, kwargs, place, "dim", 0 if name in _SPLITS else None)
-    if not isinstance(dim, int):
+    if not isinstance(dim, int) or any(isinstance(value, Tensor) for value in args[1:]):  # says where to split
         return NotImplemented
     if dim % batch.dim() == spec.dim:
         return split(batch, func, args, kwargs) if name in _SPLITS and name != "unbind" else NotImplemented

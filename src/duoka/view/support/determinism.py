@@ -7,10 +7,13 @@ import torch
 from duoka import environment
 
 
-def be_deterministic() -> None:
-    """Let each operation give the same bits each time; torch raises an error for one that cannot."""
+def be_deterministic(device: torch.device) -> None:
+    """Let each operation give the same bits each time; torch raises an error for one that cannot.
+
+    On CPUs all can: torch names `put_`, whose bits depend on the number of threads alone, which exact keeps the same.
+    """
     environment.fix_cublas_workspace()  # before the first use of a GPU
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=device.type == "cpu")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
     # The attributes may be frozen (torch.backends.disable_global_flags).
     torch.backends.cudnn.set_flags(_benchmark=False, _deterministic=True, _fp32_precision=None)

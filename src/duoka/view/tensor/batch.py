@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -194,8 +193,12 @@ class MultiShareBatch(BatchTensor):
         """Combine the local shares, in order."""
         meta, rows = shares[0]._meta, shares[0]._rows
         batch: MultiShareBatch = make_wrapper(cls, meta.shape, dtype=meta.dtype, device=rows.device)
-        batch._own, batch._meta = tuple(shares), meta
+        batch._own = tuple(shares)
         return batch
+
+    @property
+    def _meta(self) -> Meta:  # type: ignore[override]
+        return self._own[0]._meta
 
     @property
     def _shares(self) -> tuple[BatchTensor, ...]:
@@ -221,10 +224,7 @@ class MultiShareBatch(BatchTensor):
 
 
 def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
-    """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records.
-
-    The copy is contiguous if these strides make elements overlap that are no repetitions of others (`unfold`).
-    """
+    """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records."""
     if same_layout(tensor.shape, tensor.stride(), strides):
         return tensor
     shape = tensor.shape
@@ -235,9 +235,6 @@ def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
     if is_dense(tensor.shape, strides):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
     else:
-        steps = [(strides[dim], tensor.shape[dim]) for dim in order if tensor.shape[dim] > 1]
-        if any(slow < fast * size for (slow, _), (fast, size) in pairwise(steps)):
-            return tensor.expand(shape).contiguous()
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.expand(shape)
 

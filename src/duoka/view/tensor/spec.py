@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from duoka.private.torch import negative_of
 from duoka.view.shares.differentiable import AllGatherRows
 from duoka.view.shares.partition import Partition
 from duoka.view.support.transforms import operators_are_observed, without_modes
@@ -103,7 +104,7 @@ class Meta:
     """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity.
 
     shape, strides: of the global batch, as one device's tensor has them. local_shape, local_strides: of this rank's
-    rows (`strides.py`).
+    rows (`strides.py`). bits: whether it is to be read as the conjugate of its memory, and as the negative.
     """
 
     spec: Spec
@@ -112,6 +113,7 @@ class Meta:
     dtype: torch.dtype
     local_shape: torch.Size
     local_strides: Strides
+    bits: tuple[bool, bool]
 
     @staticmethod
     def of(local: Tensor, spec: Spec, strides: Strides | None = None) -> Meta:
@@ -122,8 +124,8 @@ class Meta:
         Raises:
             AssertionError: the size of its batch dimension is not that of this rank's share.
         """
-        metas, local_shape = spec.view.metas, local.shape
-        key = spec, local_shape, local.dtype, local.stride(), strides
+        metas, local_shape, bits = spec.view.metas, local.shape, (local.is_conj(), local.is_neg())
+        key = spec, local_shape, local.dtype, local.stride(), strides, bits
         known: Meta | None = metas[key]
         if known is None:
             shape = list(local_shape)
@@ -134,15 +136,19 @@ class Meta:
             shape[spec.dim] = spec.size
             if strides is None:
                 strides = spec.global_strides(local, shape)
-            known = metas[spec, tuple(shape), local.dtype, strides]
+            of_batch = spec, tuple(shape), local.dtype, strides, bits
+            known = metas[of_batch]
             if known is None:
                 watch = spec.view.watch
                 size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
-                known = Meta(spec, size, strides, local.dtype, local_shape, spec.local_strides(strides))
-                metas.keep((spec, tuple(shape), local.dtype, strides), known)
+                known = Meta(spec, size, strides, local.dtype, local_shape, spec.local_strides(strides), bits)
+                metas.keep(of_batch, known)
             metas.keep(key, known)
         return known
 
     def without_values(self) -> Tensor:
         """Return a tensor on the device "meta" with the properties of the global batch."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+        tensor = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+        conjugate, negative = self.bits
+        tensor = tensor.conj() if conjugate else tensor
+        return negative_of(tensor) if negative else tensor
