@@ -354,6 +354,19 @@ SHARDED = {
             "optimizer = torch.optim.LBFGS([temperature], lr=0.1, max_iter=5)",
         ),
     ),
+    "lists of leaves that require gradients": on(
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()",
+        "torch._foreach_lerp_(list(net.parameters()), list(net.parameters()), 0.5)",
+        "torch._foreach_add_(list(net.parameters()), 1)",
+        "with torch.no_grad(): torch._foreach_mul_(list(net.parameters()), 0.5)",
+        "print(net.weight.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 4)",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
+        ),
+    ),
     "a row written after a fused step": on(
         "(6, 3)",
         "net(x).square().mean().backward(); optimizer.step()",

@@ -208,8 +208,11 @@ def _works_on_shards(
     if any(batch._meta.spec.view is not view for batch in batches_in((args, kwargs))):
         return False
     writes = may_write(func, kwargs)
-    if writes and isinstance(args[0] if args else next(iter(kwargs.values()), None), Sharded):
-        if torch.is_grad_enabled() and parameters[0]._rows.requires_grad and func not in _INITIALISING:
+    first = args[:1] if args else [*kwargs.values()][:1]
+    written = [one for one in batches_in(first) if isinstance(one, Sharded)] if writes else []
+    if written:
+        asks = any(one._rows.requires_grad for one in written)
+        if asks and torch.is_grad_enabled() and func not in _INITIALISING:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         return True
     if torch.is_grad_enabled() and any(parameter._rows.requires_grad for parameter in parameters):

@@ -25,7 +25,7 @@ from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
 from duoka.view.row_independent import OPERATORS, names_of_operator
-from duoka.view.rules.lookup import dtype_of, ndim_of
+from duoka.view.rules.lookup import NotByRows, dtype_of, ndim_of
 from duoka.view.shares.local import LocalShares
 from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
@@ -272,7 +272,10 @@ def _conforming(
         return NotImplemented  # computed whole, it raises torch's error
     if recorder is not None:
         recorder.start()
-    out = rule(func, args, kwargs)
+    try:
+        out = rule(func, args, kwargs)
+    except NotByRows:
+        return NotImplemented
     return conform(out, batches_in((args, kwargs)), outcome, views)
 
 

@@ -1,7 +1,8 @@
 """The rules: what each torch function computes on rows. One family per file, one line per family.
 
-A rule takes (function, args, kwargs) and returns the result, or NotImplemented if it does not apply: then the batches
-are gathered and the operation is computed whole. Later families win where two name the same function.
+A rule takes (function, args, kwargs) and returns the result, or NotImplemented (or raises `NotByRows`) if it does not
+apply: then the batches are gathered and the operation is computed whole. Later families win where two name the same
+function.
 """
 
 from __future__ import annotations

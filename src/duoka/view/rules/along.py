@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function, argument, functions, localise, ndim_of, rows_in, shape_of
+from duoka.view.rules.lookup import Function, NotByRows, argument, functions, localise, ndim_of, rows_in, shape_of
 from duoka.view.rules.packing import select_rows
 from duoka.view.tensor.batch import BatchTensor, Rule
 
@@ -32,17 +32,14 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(value, Tensor) or not by_rows:
             return value
         if ndim_of(value) != ndim_of(batch) or shape_of(value)[spec.dim] != spec.size:
-            raise LookupError  # positions for some of the rows only
+            raise NotByRows  # positions for some of the rows only
         if isinstance(value, BatchTensor) and (value._spec.partition, value._spec.dim) != (spec.partition, spec.dim):
-            raise LookupError
+            raise NotByRows
         return localise(value, spec, right)
 
     if not by_rows and any(isinstance(value, BatchTensor) for value in (*args[1:], *kwargs.values())):
         return NotImplemented
-    try:
-        rows = [own(value) for value in args[1:]], {name: own(value) for name, value in kwargs.items()}
-    except LookupError:
-        return NotImplemented
+    rows = [own(value) for value in args[1:]], {name: own(value) for name, value in kwargs.items()}
     return BatchTensor(func(batch._local, *rows[0], **rows[1]), spec)
 
 
@@ -53,10 +50,7 @@ def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: dic
     spec = index._spec
     if dim % table.dim() == spec.dim:
         return BatchTensor(func(spec.view.replicate(table), dim, index._local), spec)
-    try:
-        return BatchTensor(func(rows_in(table, spec, spec.dim), dim, index._local), spec)
-    except LookupError:
-        return NotImplemented
+    return BatchTensor(func(rows_in(table, spec, spec.dim), dim, index._local), spec)
 
 
 _GATHERING = functions("gather")

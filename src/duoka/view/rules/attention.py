@@ -34,19 +34,15 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    common = align(tensors.values())
-    if common is None or "query" not in tensors:
+    spec, right = align(tensors.values())
+    if "query" not in tensors:
         return NotImplemented
-    spec, right = common
     if right == 2:
         return _of_queries(func, given, spec)
     if right < 3 or (right == 3 and given.get("enable_gqa")):
         return NotImplemented
     longest = max(ndim_of(value) for value in tensors.values())
-    try:
-        own = {name: localise(value, spec, right) for name, value in tensors.items()}
-    except LookupError:
-        return NotImplemented
+    own = {name: localise(value, spec, right) for name, value in tensors.items()}
 
     def place(shape: tuple[int, ...]) -> Spec | None:
         return spec.at(len(shape) - right) if len(shape) >= right else None
@@ -70,10 +66,7 @@ def _of_queries(func: Function, given: dict[str, Any], spec: Spec) -> Any:
         return NotImplemented
     attn_mask = given.get("attn_mask")
     own = {name: spec.view.replicate(given[name]) for name in ("key", "value")}
-    try:
-        masked = {} if attn_mask is None else {"attn_mask": localise(attn_mask, spec, 2)}
-    except LookupError:
-        return NotImplemented
+    masked = {} if attn_mask is None else {"attn_mask": localise(attn_mask, spec, 2)}
     return BatchTensor(func(**{**given, **own, **masked, "query": given["query"]._local}), spec)
 
 
@@ -103,15 +96,12 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return NotImplemented
         places["attn_mask"] = by_heads
     rows: dict[int, Tensor] = {}  # torch checks whether query, key and value are one tensor
-    try:
-        for name, at in places.items():
-            value = given[name]
-            if value is not None:
-                if id(value) not in rows:
-                    rows[id(value)] = rows_in(value, at, at.dim)
-                given[name] = rows[id(value)]
-    except LookupError:
-        return NotImplemented
+    for name, at in places.items():
+        value = given[name]
+        if value is not None:
+            if id(value) not in rows:
+                rows[id(value)] = rows_in(value, at, at.dim)
+            given[name] = rows[id(value)]
 
     def place(shape: tuple[int, ...]) -> Spec | None:
         if len(shape) == 3:

@@ -51,10 +51,7 @@ def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     stacking = func is torch.stack
     if not stacking:
         tensors = _without_nothing(tensors)
-    common = align(tensors)
-    if common is None or not isinstance(dim, int):
-        return NotImplemented
-    spec, _ = common
+    spec, _ = align(tensors)
     ndim = tensors[0].dim() + stacking
     if not in_range([dim], ndim):
         return NotImplemented

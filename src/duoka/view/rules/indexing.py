@@ -162,10 +162,7 @@ def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
     at = list(rows.shape).index(spec.size)
     right = rows.dim() - at
     own = torch.arange(spec.local_size, device=rows.device).view([-1 if d == at else 1 for d in range(rows.dim())])
-    try:
-        items = [localise(item, spec, right) if item is not rows else own for item in walk.items]
-    except LookupError:
-        return None
+    items = [localise(item, spec, right) if item is not rows else own for item in walk.items]
     return _Local(tuple(items), walk.start + walk.tensor_dims - right, walk.ndim)
 
 
@@ -188,14 +185,8 @@ def _looked_up(table: Tensor, index: Any) -> Any:
     walk = _walk(index, tuple(table.shape), -1)
     if walk is None or any(isinstance(item, Tensor) and dtype_of(item) == torch.bool for item in walk.items):
         return NotImplemented
-    common = align(walk.items)
-    if common is None:
-        return NotImplemented
-    spec, right = common
-    try:
-        items = tuple(localise(item, spec, right) for item in walk.items)
-    except LookupError:
-        return NotImplemented
+    spec, right = align(walk.items)
+    items = tuple(localise(item, spec, right) for item in walk.items)
     return BatchTensor(spec.view.replicate(table)[items], spec.at(walk.start + walk.tensor_dims - right))
 
 
@@ -209,10 +200,7 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     local = _of_rows(batch, index)
     if local is None:
         return NotImplemented
-    try:
-        own = localise(value, batch._spec, local.ndim - local.place)
-    except LookupError:
-        return NotImplemented
+    own = localise(value, batch._spec, local.ndim - local.place)
     batch._local[local.items] = own
     return None
 
@@ -265,10 +253,7 @@ def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     local = _of_rows(batch, tuple(indices))
     if local is None:
         return NotImplemented
-    try:
-        own = localise(values, batch._spec, local.ndim - local.place)
-    except LookupError:
-        return NotImplemented
+    own = localise(values, batch._spec, local.ndim - local.place)
     out = func(batch._local, local.items[: len(indices)], own, *args[3:], **kwargs)
     return batch if out is batch._local else BatchTensor(out, batch._spec)
 
@@ -284,10 +269,7 @@ def at_positions(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     named = {name: value for name, value in kwargs.items() if name not in ("source", "value")}
     source = rest[0] if rest else kwargs.get("source", kwargs.get("value"))
     if isinstance(source, Tensor) and ndim_of(source):
-        try:
-            source = rows_in(source, spec, spec.dim)
-        except LookupError:
-            return NotImplemented
+        source = rows_in(source, spec, spec.dim)
     positions = index.full_tensor() if isinstance(index, BatchTensor) else index
     out = func(batch._local, dim, positions, source, *rest[1:], **named)
     return batch if out is batch._local else BatchTensor(out, spec)
@@ -301,10 +283,7 @@ def written_into(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % ndim_of(batch) == batch._spec.dim:
         return NotImplemented
     spec = batch._spec
-    try:
-        own = rows_in(src, spec, spec.dim - (selects and dim % ndim_of(batch) < spec.dim))
-    except LookupError:
-        return NotImplemented
+    own = rows_in(src, spec, spec.dim - (selects and dim % ndim_of(batch) < spec.dim))
     named = {name: value for name, value in kwargs.items() if name != "src"}
     return BatchTensor(func(batch._local, own, *args[2:], **named), spec)
 

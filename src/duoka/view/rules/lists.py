@@ -33,19 +33,15 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     specs: list[Any] = []
     for at in range(len(first)):
         operands = [values[at] for values in local]
-        common = align(operands)
-        specs.append(common and common[0])
-        if common is None:
-            if any(isinstance(value, BatchTensor) for value in operands):
-                return NotImplemented
+        if not batches_in(operands):
+            specs.append(None)
             continue
+        common = align(operands)
+        specs.append(common[0])
         if func.__name__.endswith("_") and not isinstance(first[at], BatchTensor):
             return NotImplemented
-        try:
-            for values in local:
-                values[at] = localise(values[at], *common)
-        except LookupError:
-            return NotImplemented
+        for values in local:
+            values[at] = localise(values[at], *common)
     given = list(args)
     for place, values in zip(listed, local, strict=True):
         given[place] = values
@@ -83,7 +79,7 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for belonging in zip(*(values for values in listed if values), strict=True):
         batches = [value for value in belonging if isinstance(value, BatchTensor)]
         plain = [value for value in belonging if not isinstance(value, BatchTensor) and value.dim()]
-        if batches and (align(batches) is None or plain):
+        if batches and (plain or not align(batches)):
             return NotImplemented
     batches = batches_in(args)
     if any(isinstance(value, Tensor) and value.is_cpu for value in kwargs.values()):  # GradScaler's

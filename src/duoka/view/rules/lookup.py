@@ -69,10 +69,14 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return *shape[:dim], tensor._spec.size, *shape[dim + 1 :]
 
 
-def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
+class NotByRows(Exception):
+    """Operands do not hold the same rows. Raised in a rule, it has the call computed whole, like NotImplemented."""
+
+
+def align(values: Iterable[Any]) -> tuple[Spec, int]:
     """Return the common placement of the batches among `values`, and the batch dimension counted from the right.
 
-    None where they do not hold the same rows in the same (broadcast) dimension.
+    Raises NotByRows where they do not hold the same rows in the same (broadcast) dimension.
     """
     spec: Spec | None = None
     right = 0
@@ -83,8 +87,10 @@ def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
         if spec is None:
             spec, right = mine, place
         elif place != right or not same_rows(mine, spec):
-            return None
-    return None if spec is None else (spec, right)
+            raise NotByRows
+    if spec is None:
+        raise NotByRows
+    return spec, right
 
 
 def same_rows(one: Spec, other: Spec) -> bool:
@@ -95,11 +101,11 @@ def same_rows(one: Spec, other: Spec) -> bool:
 def localise(value: Any, spec: Spec, right: int) -> Any:
     """Return the local rows of an operand that broadcasts with rows; a plain tensor of the batch's size is split.
 
-    Raises LookupError for a tensor that does not broadcast with the batch, and for other rows.
+    Raises NotByRows for a tensor that does not broadcast with the batch, and for other rows.
     """
     if isinstance(value, BatchTensor):
         if value._rows.dim() - value._spec.dim != right or not same_rows(value._spec, spec):
-            raise LookupError
+            raise NotByRows
         return value._local
     if not isinstance(value, Tensor):
         return value
@@ -107,20 +113,20 @@ def localise(value: Any, spec: Spec, right: int) -> Any:
     if dim < 0 or value.shape[dim] == 1:
         return spec.view.replicate(value)
     if value.shape[dim] != spec.size:
-        raise LookupError
+        raise NotByRows
     return spec.local_rows(value, dim)
 
 
 def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
     """Return this rank's rows of an operand with the batch in `dim`; a batch with another placement is gathered.
 
-    Raises LookupError for a tensor that has not the batch's size there.
+    Raises NotByRows for a tensor that has not the batch's size there.
     """
     if isinstance(value, BatchTensor) and value._spec.dim == dim and same_rows(value._spec, spec):
         return value._local
     shape = shape_of(value)
     if len(shape) <= dim or shape[dim] != spec.size:
-        raise LookupError
+        raise NotByRows
     return spec.local_rows(value.full_tensor() if isinstance(value, BatchTensor) else value, dim)
 
 

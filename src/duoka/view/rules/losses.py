@@ -97,19 +97,15 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
         if given is None:
             return NotImplemented
         tensors = {name: given[name] for name in together if isinstance(given.get(name), Tensor)}
-        common = align(tensors.values())
+        spec, right = align(tensors.values())
         everywhere = [value for name, value in given.items() if name not in tensors]
-        if common is None or any(isinstance(value, BatchTensor) for value in everywhere):
+        if any(isinstance(value, BatchTensor) for value in everywhere):
             return NotImplemented
-        spec, right = common
         if any(tensor.dim() != right for tensor in tensors.values() if tensor.dim()):  # the batch leads everywhere
             return NotImplemented
         if len({tensors[name].shape for name in together[:2] if name in tensors}) > 1:  # torch warns, of whole sizes
             return NotImplemented
-        try:
-            own = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
-        except LookupError:
-            return NotImplemented
+        own = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
         reduction = given.pop("reduction")
         each = BatchTensor(func(**{**given, **own}, reduction="none"), spec)
         if reduction == "batchmean":
@@ -182,19 +178,15 @@ def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """cosine_similarity and pairwise_distance of rows in dimension 0 of both operands."""
-    common = align(args[:2])
-    if common is None or len(args) < 2:
+    spec, right = align(args[:2])
+    if len(args) < 2:
         return NotImplemented
-    spec, right = common
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 1)
     if func is F.cosine_similarity and dim % right == 0:
         return NotImplemented
     if any(side.dim() != right or side.dim() < 2 for side in args[:2]):
         return NotImplemented
-    try:
-        own = [localise(side, spec, right) for side in args[:2]]
-    except LookupError:
-        return NotImplemented
+    own = [localise(side, spec, right) for side in args[:2]]
     return BatchTensor(func(*own, *args[2:], **kwargs), spec)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from duoka.private.torch import tree_leaves
 from duoka.view.rules.lookup import (
     Function,
+    NotByRows,
     align,
     argument,
     functions,
@@ -110,10 +111,7 @@ def of_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return NotImplemented
     if isinstance(args[0], BatchTensor) and spec.dim >= ndim_of(args[0]) - 2:
         return NotImplemented
-    try:
-        own = [_stacked(side, spec.dim, max(map(ndim_of, sides)), spec) for side in sides]
-    except LookupError:
-        return NotImplemented
+    own = [_stacked(side, spec.dim, max(map(ndim_of, sides)), spec) for side in sides]
     return wrap(func(*own, *args[2:], **kwargs), spec)
 
 
@@ -121,17 +119,17 @@ def _stacked(side: Tensor, dim: int, longest: int, spec: Any) -> Tensor:
     """Return an operand's rows, or a single matrix, which is replicated.
 
     Raises:
-        LookupError: it does not hold the same rows.
+        NotByRows: it does not hold the same rows.
     """
     if isinstance(side, BatchTensor):
         if side._spec.dim != dim or not same_rows(side._spec, spec):
-            raise LookupError
+            raise NotByRows
         return side._local
     if side.dim() == 2 and longest > 3:  # of fewer dimensions it could be a stack of vectors
         whole: Tensor = spec.view.replicate(side)
         return whole
     if side.dim() != longest:
-        raise LookupError
+        raise NotByRows
     return rows_in(side, spec, dim) if shape_of(side)[dim] != 1 else spec.view.replicate(side)
 
 
@@ -139,18 +137,14 @@ def by_elements_along(place: int, default: int | None) -> Rule:
     """cross and vecdot: of operands that broadcast, along one dimension."""
 
     def rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        common = align(args[:2])
+        spec, right = align(args[:2])
         dim = argument(args, kwargs, place, "dim", default)
-        if common is None or not isinstance(dim, int) or len(args) < 2:
+        if not isinstance(dim, int) or len(args) < 2:
             return NotImplemented
-        spec, right = common
         ndim = max(ndim_of(side) for side in args[:2])
         if ndim - dim % ndim == right:
             return NotImplemented
-        try:
-            own = [localise(side, spec, right) for side in args[:2]]
-        except LookupError:
-            return NotImplemented
+        own = [localise(side, spec, right) for side in args[:2]]
         out = func(*own, *args[2:], **kwargs)
         summed_behind = out.dim() < ndim and dim % ndim > ndim - right
         return BatchTensor(out, spec.at(out.dim() - right + summed_behind))
@@ -166,10 +160,7 @@ def integral(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return NotImplemented
     spec = batch._spec
     if isinstance(places, Tensor) and ndim_of(places) > 1:
-        try:
-            places = localise(places, spec, ndim_of(batch) - spec.dim)
-        except LookupError:
-            return NotImplemented
+        places = localise(places, spec, ndim_of(batch) - spec.dim)
     elif isinstance(places, BatchTensor):
         return NotImplemented
     named = {**kwargs, "dim": dim} if places is None else {"x": places, "dim": dim}

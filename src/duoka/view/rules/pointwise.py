@@ -86,10 +86,7 @@ def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec
             value = value.full_tensor()
         return localise(value, spec, right)
 
-    try:
-        out = func(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
-    except LookupError:
-        return NotImplemented
+    out = func(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
     if func in _GIVING_TWO:
         return wrap(out, spec.at(out[0].dim() - right))
     if not isinstance(out, Tensor):  # where(condition) gives indices
@@ -137,24 +134,17 @@ def _in_sequences_of_rows(func: Function, args: tuple[Any, ...], kwargs: dict[st
     spec = args[1]._spec
     if spec.dim == ndim_of(args[1]) - 1:
         return NotImplemented
-    try:
-        return BatchTensor(func(rows_in(args[0], spec, spec.dim), args[1]._local, *args[2:], **kwargs), spec)
-    except LookupError:
-        return NotImplemented
+    return BatchTensor(func(rows_in(args[0], spec, spec.dim), args[1]._local, *args[2:], **kwargs), spec)
 
 
 def compared(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """equal and allclose: True if they are on every rank."""
-    common = align(args[:2])
-    if common is None or len(args) < 2:
+    spec, right = align(args[:2])
+    if len(args) < 2:
         return NotImplemented
-    spec, right = common
     if func in _EQUAL and shape_of(args[0]) != shape_of(args[1]):
         return False
-    try:
-        same = func(*(localise(side, spec, right) for side in args[:2]), *args[2:], **kwargs)
-    except LookupError:
-        return NotImplemented
+    same = func(*(localise(side, spec, right) for side in args[:2]), *args[2:], **kwargs)
     device = args[0]._rows.device if isinstance(args[0], BatchTensor) else args[0].device
     return bool(spec.view.ranks.all_reduce(torch.tensor(int(same), device=device), ReduceOp.MIN).item())
 

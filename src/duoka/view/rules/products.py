@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from duoka.view.rules.lookup import (
     Function,
+    NotByRows,
     align,
     argument,
     functions,
@@ -106,10 +107,7 @@ def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     product = _product(left, right) if isinstance(left, BatchTensor) or isinstance(right, BatchTensor) else None
     if product is None or product.summed:
         return NotImplemented
-    try:
-        own = localise(beside, product.spec, product.place)
-    except LookupError:
-        return NotImplemented
+    own = localise(beside, product.spec, product.place)
     out = func(own, product.left, product.right, **kwargs)
     if out is own:  # in place
         return beside if isinstance(beside, BatchTensor) else NotImplemented
@@ -125,7 +123,7 @@ def tensordot(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """tensordot(a, b, dims): rows of one side with all of the other, or a sum over rows of both."""
     left, right = args[:2]
     dims = argument(args, kwargs, 2, "dims", 2)
-    if kwargs.get("out") is not None or isinstance(dims, Tensor):
+    if isinstance(dims, Tensor):
         return NotImplemented
     count = ndim_of(left), ndim_of(right)
     if isinstance(dims, int):
@@ -178,10 +176,7 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     letters, output = spelled
     first = next(place for place, operand in enumerate(operands) if isinstance(operand, BatchTensor))
     spec, letter = operands[first]._spec, letters[first][operands[first]._spec.dim]
-    try:
-        own = [_by_letter(operand, names, letter, spec) for operand, names in zip(operands, letters, strict=True)]
-    except LookupError:
-        return NotImplemented
+    own = [_by_letter(operand, names, letter, spec) for operand, names in zip(operands, letters, strict=True)]
     out = func(equation, own)
     return BatchTensor(out, spec.at(output.index(letter))) if letter in output else spec.view.all_sum(out)
 
@@ -210,10 +205,10 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
     """Return the local rows of an operand of einsum, along `letter`.
 
     Raises:
-        LookupError: it has other rows there.
+        NotByRows: it has other rows there.
     """
     if names.count(letter) > 1:
-        raise LookupError
+        raise NotByRows
     if letter not in names or shape_of(operand)[names.index(letter)] == 1 != spec.size:
         return spec.view.replicate(_whole(operand))
     return rows_in(operand, spec, names.index(letter))
@@ -229,14 +224,10 @@ def linear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.bilinear(rows, rows, weight, bias)."""
-    common = align(args[:2])
-    if common is None or common[1] < 2:
+    spec, right = align(args[:2])
+    if right < 2:
         return NotImplemented
-    spec, right = common
-    try:
-        sides = [localise(side, spec, right) for side in args[:2]]
-    except LookupError:
-        return NotImplemented
+    sides = [localise(side, spec, right) for side in args[:2]]
     rest = [value if value is None else spec.view.replicate(value) for value in args[2:]]
     return BatchTensor(func(*sides, *rest, **{n: spec.view.replicate(v) for n, v in kwargs.items()}), spec)
 

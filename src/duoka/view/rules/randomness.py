@@ -86,10 +86,7 @@ def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], s
 
 def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a random function of rows."""
-    common = align((*args, *kwargs.values()))
-    if common is None or isinstance(kwargs.get("out"), Tensor):
-        return NotImplemented
-    spec, right = common
+    spec, right = align((*args, *kwargs.values()))
     if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.shares.exact):
         return NotImplemented
 
@@ -102,11 +99,8 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return None  # one draw for each sample and channel
         return inside if len(shape) > inside.dim and shape[inside.dim] == spec.local_size else None
 
-    try:
-        rows = [localise(value, spec, right) for value in args]
-        named = {name: localise(value, spec, right) for name, value in kwargs.items()}
-    except LookupError:
-        return NotImplemented
+    rows = [localise(value, spec, right) for value in args]
+    named = {name: localise(value, spec, right) for name, value in kwargs.items()}
     with placing(place, None if features else _order_in((*args, *kwargs.values()), func)):
         return wrap(func(*rows, **named), spec)
 

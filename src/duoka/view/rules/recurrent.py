@@ -29,11 +29,8 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     spec = _spec_of([(data, dim), *((state, 1) for state in _listed(given))])
     if spec is None or any(isinstance(weight, BatchTensor) for weight in weights):
         return NotImplemented
-    try:
-        rows = rows_in(data, spec, dim)
-        states = [rows_in(state, spec, 1) for state in _listed(given)]
-    except LookupError:
-        return NotImplemented
+    rows = rows_in(data, spec, dim)
+    states = [rows_in(state, spec, 1) for state in _listed(given)]
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
     whole = [spec.view.replicate(weight) for weight in weights]
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
@@ -53,10 +50,7 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
         return NotImplemented
     spec = data._spec
     sequences = Spec(spec.view, partition.sequences, 1)
-    try:
-        states = [rows_in(state, sequences, 1) for state in _listed(given)]
-    except LookupError:
-        return NotImplemented
+    states = [rows_in(state, sequences, 1) for state in _listed(given)]
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
     whole = [spec.view.replicate(weight) for weight in weights]
     draws = placing(lambda shape: spec if len(shape) > 1 else None)
@@ -88,11 +82,8 @@ def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     spec = _spec_of([(data, 0), *((state, 0) for state in _listed(given))])
     if spec is None or any(isinstance(weight, BatchTensor) for weight in weights):
         return NotImplemented
-    try:
-        rows = rows_in(data, spec, 0)
-        states = [rows_in(state, spec, 0) for state in _listed(given)]
-    except LookupError:
-        return NotImplemented
+    rows = rows_in(data, spec, 0)
+    states = [rows_in(state, spec, 0) for state in _listed(given)]
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
     whole = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
     out = func(rows, own, *whole)

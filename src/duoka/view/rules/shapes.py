@@ -193,10 +193,7 @@ def diagonal_scatter(func: Function, args: tuple[Any, ...], kwargs: dict[str, An
     dims = [argument(args, kwargs, 3 + i, f"dim{i + 1}", i) % ndim for i in range(2)]
     if spec.dim in dims:
         return NotImplemented
-    try:
-        own = rows_in(src, spec, _left(spec.dim, dims))
-    except LookupError:
-        return NotImplemented
+    own = rows_in(src, spec, _left(spec.dim, dims))
     return BatchTensor(func(batch._local, own, *args[2:], **kwargs), spec)
 
 
