@@ -73,7 +73,7 @@ def save_weights(
     most = None if max_shard_size is None else parse_size(max_shard_size)
     tensors = plain_state(model, sharded_or_gathered)
     among = holders(tensors.values())
-    ranks = ranks or (ranks_here() if among is None else among.whole)
+    ranks = ranks or (ranks_here() if among is None else among.all_ranks)
     if among is None:
         on_first(ranks, partial(write_weights, tensors, path, metadata or {}, most))
     else:

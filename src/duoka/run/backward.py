@@ -39,9 +39,9 @@ class DdpOptions:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            given = getattr(self, name)
-            if not isinstance(given, bool) and given is not None:
-                raise OptionError(name, given, "True or False")
+            value = getattr(self, name)
+            if not isinstance(value, bool) and value is not None:
+                raise OptionError(name, value, "True or False")
 
 
 @dataclass(slots=True)
@@ -87,17 +87,17 @@ class BackwardObserver:
         if not often and (find_unused or observed.reported or observed.passes & (observed.passes - 1)):
             return
         wanted = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        found = frozenset(name for name, parameter in module.named_parameters() if reached(parameter))
-        observed.first = observed.first or found
-        if options.static_graph and observed.first != found:
-            names = _owners(module, set(observed.first ^ found))
+        trained = frozenset(name for name, parameter in module.named_parameters() if reached(parameter))
+        observed.first = observed.first or trained
+        if options.static_graph and observed.first != trained:
+            names = _owners(module, set(observed.first ^ trained))
             raise Refused(
                 f"the backward pass at {user_line()} reached other parameters of {type(module).__name__} than the "
                 f"first one, with static_graph=True: {names}"
             )
-        if find_unused or observed.reported or wanted <= found:
+        if find_unused or observed.reported or wanted <= trained:
             return
-        text = f"{type(module).__name__}: no gradient at {user_line()} for {_owners(module, wanted - found)}"
+        text = f"{type(module).__name__}: no gradient at {user_line()} for {_owners(module, wanted - trained)}"
         if find_unused is False:
             raise Refused(f"{text}; but find_unused_parameters=False was given")
         observed.reported = True
@@ -116,8 +116,10 @@ class BackwardObserver:
 def _owners(module: nn.Module, names: set[str]) -> str:
     """Return parameters by the module that owns them: `head (Linear): weight, bias; norm (LayerNorm): bias`."""
     listed = [name.rpartition(".") for name, _ in module.named_parameters() if name in names]
-    groups = [(owner, [own for *_, own in each]) for owner, each in groupby(listed, key=lambda parts: parts[0])]
-    return "; ".join(f"{_named(module, owner)}: {', '.join(own)}" for owner, own in groups)
+    groups = [
+        (owner, [parameter for *_, parameter in each]) for owner, each in groupby(listed, key=lambda parts: parts[0])
+    ]
+    return "; ".join(f"{_named(module, owner)}: {', '.join(parameters)}" for owner, parameters in groups)
 
 
 def _named(module: nn.Module, owner: str) -> str:

@@ -53,21 +53,21 @@ class LocalReductions:
         sizes = self._ranks.all_gather(torch.tensor([rows.shape[0]])).view(-1).tolist()
         room = rows.new_zeros((max(sizes), *rows.shape[1:]))
         room[: rows.shape[0]] = rows
-        found = self._ranks.all_gather(room.view(torch.uint8) if room.dtype == torch.bool else room)
-        whole = torch.cat([one[:size] for one, size in zip(found, sizes, strict=True)])
-        return whole.view(torch.bool) if room.dtype == torch.bool else whole
+        gathered = self._ranks.all_gather(room.view(torch.uint8) if room.dtype == torch.bool else room)
+        values = torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
+        return values.view(torch.bool) if room.dtype == torch.bool else values
 
     def _each(self, value: Any, name: str, collective: Callable[[Tensor], Tensor], keeps_numbers: bool) -> Any:
         """Apply a collective to every leaf."""
         leaves, tree = tree_flatten(value)
         self._agree(leaves, tree, name)
-        found = []
+        values = []
         for leaf in leaves:
             is_tensor = isinstance(leaf, Tensor)
             with torch.no_grad():
                 out = collective(leaf.detach() if is_tensor else _as_tensor(leaf))
-            found.append(out if is_tensor or not keeps_numbers else out.item())
-        return tree_unflatten(found, tree)
+            values.append(out if is_tensor or not keeps_numbers else out.item())
+        return tree_unflatten(values, tree)
 
     def _agree(self, leaves: list[Any], tree: Any, name: str) -> None:
         """Check that all ranks' leaves have the same types and shapes, and can be reduced."""
@@ -75,8 +75,8 @@ class LocalReductions:
         if seen in self._agreed:
             return
         refusal = next((text for text in map(_refusal, leaves) if text), "")
-        given = refusal or (seen[2], list(seen[3]))
-        check_same(given, self._ranks, lambda first, other: f"run.{name} was given {first} by rank 0, but {other}")
+        request = refusal or (seen[2], list(seen[3]))
+        check_same(request, self._ranks, lambda first, other: f"run.{name} was given {first} by rank 0, but {other}")
         if refusal:
             raise OptionError(f"run.{name}", refusal, "given tensors, numbers, or dicts and lists of them")
         self._agreed.add(seen)

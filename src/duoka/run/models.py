@@ -34,13 +34,13 @@ OF_THE_LOOP = {
 }
 
 
-def check_options(given: Iterable[str]) -> None:
+def check_options(names: Iterable[str]) -> None:
     """Raise an error about options that `run.model` does not have, with the reason for those that others have.
 
     Raises:
         OptionError: there is such an option.
     """
-    for name in given:
+    for name in names:
         hint = (OF_DDP | OF_THE_LOOP).get(name, "help(run.model) lists the options")
         raise OptionError("run.model", name, "given no such option", hint)
 
@@ -97,7 +97,7 @@ def move(module: nn.Module, device: torch.device) -> None:
     """
     before = list(module.parameters())
     module.to(device)
-    if any(one is not other for one, other in zip(before, module.parameters(), strict=True)):
+    if any(old is not new for old, new in zip(before, module.parameters(), strict=True)):
         hint = "else an optimizer that was made before has the old ones: move it to its device first"
         name = type(module).__name__
         raise OptionError("run.model", name, "given a module whose parameters stay the same when it is moved", hint)
@@ -109,14 +109,14 @@ def ranks_by_machine(machine: str, ranks: Collectives) -> list[list[int]]:
     Raises:
         OptionError: they have different numbers of ranks.
     """
-    found: dict[str, list[int]] = {}
+    machines: dict[str, list[int]] = {}
     for rank, name in enumerate(gather_objects(machine, ranks)):
-        found.setdefault(name, []).append(rank)
-    counts = [len(members) for members in found.values()]
+        machines.setdefault(name, []).append(rank)
+    counts = [len(members) for members in machines.values()]
     if len(set(counts)) > 1:
         hint = f"they have {', '.join(map(str, counts))}"
         raise OptionError("strategy", "hsdp", "fsdp on machines with different numbers of ranks", hint)
-    return list(found.values()) if len(found) > 1 else []
+    return list(machines.values()) if len(machines) > 1 else []
 
 
 def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device: torch.device) -> str:
@@ -128,10 +128,10 @@ def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device
     ranks = session.ranks
     if ranks.world_size == 1 or session.view.shares.exact or session.plan.compress != "none":
         return "ddp"
-    found = gather_objects((machine, memory_of(device)), ranks)
-    here = Counter(name for name, _ in found)
-    room = ROOM * min(size / (here[name] if device.type == "cpu" else 1) for name, size in found)
-    sizes = [(one.numel() * one.itemsize, one.requires_grad) for one in module.parameters()]
+    memories = gather_objects((machine, memory_of(device)), ranks)
+    here = Counter(name for name, _ in memories)
+    room = ROOM * min(size / (here[name] if device.type == "cpu" else 1) for name, size in memories)
+    sizes = [(parameter.numel() * parameter.itemsize, parameter.requires_grad) for parameter in module.parameters()]
     frozen, trained = (sum(size for size, trains in sizes if trains is wanted) for wanted in (False, True))
     need = frozen + 5 * trained  # gradients are copied to buckets
     if need <= room:
@@ -215,9 +215,9 @@ def _layout(module: nn.Module) -> list[tuple[str, str, str]]:
 
 def _difference(first: list[tuple[str, str, str]], other: list[tuple[str, str, str]]) -> str:
     """Describe the first difference between two layouts."""
-    for one, two in zip(first, other, strict=False):
-        if one != two:
-            return f"their models differ: rank 0 has {' '.join(one)} where the other has {' '.join(two)}"
+    for mine, theirs in zip(first, other, strict=False):
+        if mine != theirs:
+            return f"their models differ: rank 0 has {' '.join(mine)} where the other has {' '.join(theirs)}"
     longer = max(first, other, key=len)
     name = " ".join(longer[min(len(first), len(other))])
     return f"their models differ: {name} is only on one of them"

@@ -62,7 +62,7 @@ def read(target: Target) -> Script:
         ScriptError: the script or module does not exist or cannot be read.
     """
     findings = [look(source.tree, source.shown) for source in sources(target)]
-    signs = [sign for one in findings for sign in one.signs]
+    signs = [sign for finding in findings for sign in finding.signs]
     kind, reason, can_be_either = _verdict(signs, _reached(findings))
     by_environment = any(sign.meaning in (Meaning.NEEDS, Meaning.ASKS) for sign in signs)
     self_launching = not by_environment and any(sign.meaning is Meaning.OWN_RANKS for sign in signs)
@@ -72,9 +72,9 @@ def read(target: Target) -> Script:
         kind=kind,
         reason=reason,
         can_be_either=can_be_either,
-        local_rank_flag=next((one.flag for one in findings if one.flag), None),
+        local_rank_flag=next((finding.flag for finding in findings if finding.flag), None),
         self_launching=self_launching,
-        words=frozenset().union(*(one.words for one in findings)),
+        words=frozenset().union(*(finding.words for finding in findings)),
     )
 
 
@@ -104,14 +104,14 @@ def _first(signs: Iterable[Sign], meanings: Iterable[Meaning]) -> str:
 def _reached(findings: list[Findings]) -> set[str | None]:
     """Return the functions that always run: no condition is on the way. None stands for module level."""
     leads: dict[str | None, set[str]] = {}
-    for use in (use for one in findings for use in one.uses):
+    for use in (use for finding in findings for use in finding.uses):
         if not use.conditions:
             leads.setdefault(use.function, set()).add(use.name)
-    used = {use.name for one in findings for use in one.uses}
+    used = {use.name for finding in findings for use in finding.uses}
     entries = findings[0].functions - used if findings else set()  # what a command-line library calls
     reached, waiting = {None, *entries}, [None, *entries]
     while waiting:
-        found = leads.get(waiting.pop(), set()) - reached
-        reached |= found
-        waiting += found
+        new = leads.get(waiting.pop(), set()) - reached
+        reached |= new
+        waiting += new
     return reached

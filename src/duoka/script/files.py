@@ -69,19 +69,19 @@ def sources(target: Target) -> Iterator[Source]:
     Raises:
         ScriptError: the script or module does not exist or cannot be read.
     """
-    place = find(target)
-    waiting, known = deque([place.file]), {place.file}
+    location = find(target)
+    waiting, known = deque([location.file]), {location.file}
     while waiting:
         path = waiting.popleft()
         data, tree = _parse(path)
         if tree is None:
             continue
-        shown = path.relative_to(place.base) if path.is_relative_to(place.base) else path
+        shown = path.relative_to(location.base) if path.is_relative_to(location.base) else path
         yield Source(tree, str(shown), hashlib.sha256(data).hexdigest())
-        for found in _imported(tree, path.parent, place.base):
-            if found not in known and len(known) < MOST_FILES and _is_own(found, place.home):
-                known.add(found)
-                waiting.append(found)
+        for file in _imported(tree, path.parent, location.base):
+            if file not in known and len(known) < MOST_FILES and _is_own(file, location.home):
+                known.add(file)
+                waiting.append(file)
 
 
 def find(target: Target) -> Location:
@@ -90,13 +90,13 @@ def find(target: Target) -> Location:
     Raises:
         ScriptError: the script or module does not exist or cannot be read.
     """
-    place = _module(target.name) if target.is_module else _script(target.name)
+    location = _module(target.name) if target.is_module else _script(target.name)
     try:
-        if place.file.name != TYPED:
-            place.file.open("rb").close()
+        if location.file.name != TYPED:
+            location.file.open("rb").close()
     except OSError as error:
-        raise ScriptError(f"{place.file} cannot be read: {error.strerror}") from None
-    return place
+        raise ScriptError(f"{location.file} cannot be read: {error.strerror}") from None
+    return location
 
 
 def _script(name: str) -> Location:

@@ -221,14 +221,14 @@ class _Visitor(ast.NodeVisitor):
         self.findings.signs[start[0] :] = self._lifted(self.findings.signs[start[0] :], middle[0] - start[0])
         self.findings.uses[start[1] :] = self._lifted(self.findings.uses[start[1] :], middle[1] - start[1])
 
-    def _lifted(self, found: list[Found], middle: int) -> list[Found]:
+    def _lifted(self, signs: list[Found], middle: int) -> list[Found]:
         """Return the signs or uses `found` in an `if`, without counting it as a condition of those in both branches.
 
         middle: index in `found` at which the second branch begins.
         """
-        first, second = ({_what(one) for one in part} for part in (found[:middle], found[middle:]))
+        first, second = ({_what(sign) for sign in part} for part in (signs[:middle], signs[middle:]))
         both = {what for what in first & second if what[2] == self.conditions + 1}
-        return [replace(one, conditions=self.conditions) if _what(one) in both else one for one in found]
+        return [replace(sign, conditions=self.conditions) if _what(sign) in both else sign for sign in signs]
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.visit(node.test)
@@ -350,8 +350,8 @@ class _Visitor(ast.NodeVisitor):
         self.findings.signs.append(Sign(meaning, where, text, self.function, self.conditions))
 
 
-def _what(found: Sign | Use) -> tuple[Meaning | str, str | None, int]:
-    return found.meaning if isinstance(found, Sign) else found.name, found.function, found.conditions
+def _what(sign: Sign | Use) -> tuple[Meaning | str, str | None, int]:
+    return sign.meaning if isinstance(sign, Sign) else sign.name, sign.function, sign.conditions
 
 
 def _returns(statement: ast.If) -> bool:

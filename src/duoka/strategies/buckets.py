@@ -81,9 +81,9 @@ class WholeHook:
     def __call__(self, grad: Tensor) -> Tensor:
         """Return the gradient for this rank."""
         # Averaging it here makes the average at the end of the pass change nothing.
-        whole: Tensor = AllReduceSum.apply(LocalShares(self.ranks), grad) / self.ranks.world_size  # differentiable
-        changed = self.hook(whole)
-        return whole if changed is None else changed
+        total: Tensor = AllReduceSum.apply(LocalShares(self.ranks), grad) / self.ranks.world_size  # differentiable
+        changed = self.hook(total)
+        return total if changed is None else changed
 
 
 @dataclass(slots=True)
@@ -214,8 +214,8 @@ class Bucketed(Strategy):
             return
         for parameter in [p for p in self._frozen if p.requires_grad]:
             self.adopt(parameter)
-        whole = not self._no_sync
-        self._pass = self._begin(self._plans.get(site, []) if whole else [])
+        synced = not self._no_sync
+        self._pass = self._begin(self._plans.get(site, []) if synced else [])
         try:
             try:
                 yield
@@ -226,7 +226,7 @@ class Bucketed(Strategy):
                     self._finish(self._pass)
                 raise
             plan = self._finish(self._pass)
-            if whole:
+            if synced:
                 self._plans[site] = plan
                 sharded = self._pass.sharded
                 reached = {index for bucket in plan for index in bucket} | self._pass.sparse
@@ -335,31 +335,31 @@ class Bucketed(Strategy):
 
     def _gradients(self, sent_buckets: list[_SentBucket], reached: set[int]) -> dict[int, Tensor]:
         """Return the summed gradients of the parameters that any rank reached."""
-        found = {}
+        gradients = {}
         for sent_bucket in sent_buckets:
             sizes = [self._infos[index].shape.numel() for index in sent_bucket.members]
             parts = sent_bucket.wait()[: sum(sizes)].split(sizes)
             for index, part in zip(sent_bucket.members, parts, strict=True):
                 if index in reached:
-                    found[index] = part.view(self._infos[index].shape)
-        return found
+                    gradients[index] = part.view(self._infos[index].shape)
+        return gradients
 
     def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
         """Return the unplanned parameters of any rank, and all parameters reached, in rank 0's order."""
         mine = torch.full((4, len(self._infos)), -1)
-        for index, place in now.ready.items():
-            mine[0, index] = place
+        for index, position in now.ready.items():
+            mine[0, index] = position
         for index in now.unplanned:
             mine[1, index] = 1
         for index, info in enumerate(self._infos):
             mine[2, index] = info.tensor() is not None
             mine[3, index] = index in now.sparse or index in self._sparse
-        places, unplanned, alive, sparse = self._ranks.all_gather(mine).unbind(1)
+        positions, unplanned, alive, sparse = self._ranks.all_gather(mine).unbind(1)
         self._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
         self._sparse = set((sparse > 0).any(0).nonzero().flatten().tolist()).difference(self._free)
-        order = [index for index in range(len(self._infos)) if bool((places[:, index] >= 0).any())]
+        order = [index for index in range(len(self._infos)) if bool((positions[:, index] >= 0).any())]
         # Those that rank 0 did not reach come last, in the order of adoption.
-        order.sort(key=lambda index: (int(places[0, index]) < 0, int(places[0, index])))
+        order.sort(key=lambda index: (int(positions[0, index]) < 0, int(positions[0, index])))
         extra = [index for index in order if bool((unplanned[:, index] > 0).any())]
         return extra, order
 

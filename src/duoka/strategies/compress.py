@@ -96,10 +96,10 @@ class PowerSgd(Compression):
 
         def wait() -> None:
             wait_for_sent()
-            found = sent.split([*(left.numel() for left in lefts), *(part.numel() for part in others)])
-            for part, whole in zip(others, found[len(lefts) :], strict=True):
-                part.copy_(whole)
-            summed = [one.view_as(left) for one, left in zip(found, lefts, strict=False)]
+            sums = sent.split([*(left.numel() for left in lefts), *(part.numel() for part in others)])
+            for part, total in zip(others, sums[len(lefts) :], strict=True):
+                part.copy_(total)
+            summed = [total.view_as(left) for total, left in zip(sums, lefts, strict=False)]
             self._finish(matrices, summed, ranks)
 
         return wait
@@ -122,8 +122,8 @@ class PowerSgd(Compression):
         rights = [matrix.t() @ left for matrix, left in zip(matrices.values(), lefts, strict=True)]
         sent = ranks.all_reduce(torch.cat([right.flatten() for right in rights]))
         summed = sent.split([right.numel() for right in rights])
-        for (member, matrix), left, right, one in zip(matrices.items(), lefts, rights, summed, strict=True):
-            right = one.view_as(right)
+        for (member, matrix), left, right, total in zip(matrices.items(), lefts, rights, summed, strict=True):
+            right = total.view_as(right)
             approximated = left @ right.t()
             # An infinite or NaN error must not be added to all later gradients.
             self._lost[member] = (matrix - approximated / ranks.world_size).nan_to_num_(0, 0, 0)

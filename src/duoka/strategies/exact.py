@@ -67,14 +67,14 @@ class Exact(Bucketed):
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say)
-        for own in view.siblings:
-            own.leaf_hooks = self._own_hooks
+        for sibling in view.siblings:
+            sibling.leaf_hooks = self._own_hooks
         return view
 
     # --- aliases
 
-    def alias(self, place: int, leaf: Tensor) -> Tensor:
-        """Return the alias of a parameter in the own share at `place`; other leaves are returned as they are."""
+    def alias(self, share: int, leaf: Tensor) -> Tensor:
+        """Return the alias of a parameter in a local share, by its index; other leaves are returned as they are."""
         aliases_of_leaf = self._aliases_of.get(id(leaf))
         if not leaf.requires_grad:
             return leaf
@@ -83,10 +83,10 @@ class Exact(Bucketed):
                 return leaf
             self.adopt(leaf)  # it was frozen before, or is new
             aliases_of_leaf = self._aliases_of[id(leaf)]
-        alias = aliases_of_leaf.aliases[place]
+        alias = aliases_of_leaf.aliases[share]
         if alias.data_ptr() != leaf.data_ptr() or alias.shape != leaf.shape or alias.dtype != leaf.dtype:
             aliases_of_leaf.aliases = self._made(leaf, aliases_of_leaf.index)  # `parameter.data = ...`
-            alias = aliases_of_leaf.aliases[place]
+            alias = aliases_of_leaf.aliases[share]
         return alias
 
     def is_alias(self, leaf: Tensor) -> bool:
@@ -99,9 +99,9 @@ class Exact(Bucketed):
 
     def _made(self, parameter: Tensor, index: int) -> list[Tensor]:
         aliases = [parameter.detach().requires_grad_() for _ in range(self._count)]
-        for place, alias in enumerate(aliases):
+        for share, alias in enumerate(aliases):
             self._aliases[alias] = None
-            when_accumulated(alias, partial(self._arrive, index, place))
+            when_accumulated(alias, partial(self._arrive, index, share))
         return aliases
 
     # --- a pass
@@ -117,7 +117,7 @@ class Exact(Bucketed):
             for index in [index for index in self._sums if index not in self._pass.ready]:  # type: ignore[attr-defined]
                 self._mark_ready(index)  # reached by some own shares only
 
-    def _arrive(self, index: int, place: int, alias: Tensor) -> None:
+    def _arrive(self, index: int, share: int, alias: Tensor) -> None:
         """Add the gradient of one share; called by autograd."""
         gradient, alias.grad = alias.grad, None
         if self._pass is None:
@@ -126,10 +126,10 @@ class Exact(Bucketed):
         if gradient.is_sparse:
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
         known = self._sums.setdefault(index, Subtrees(self._nodes))
-        if index in self._pass.ready or known.has(self._first + place):
+        if index in self._pass.ready or known.has(self._first + share):
             raise Refused(f"the backward pass at {user_line()} reaches a parameter twice; use another strategy")
         with torch.no_grad():
-            if known.put(self._first + place, gradient.detach()):
+            if known.put(self._first + share, gradient.detach()):
                 self._mark_ready(index)
 
     def _local_gradients(self, index: int) -> list[Tensor]:

@@ -21,10 +21,10 @@ def average_sparse(parameters: Sequence[Tensor | None], ranks: Collectives) -> N
     Raises:
         Refused: the gradient of one is sparse on some ranks and dense on others.
     """
-    own = [None if one is None or one.grad is None else one.grad for one in parameters]
-    found = [grad.coalesce() if grad is not None and grad.is_sparse else grad for grad in own]
-    numbers = torch.tensor([_number(grad) for grad in found], dtype=torch.long, device="cpu")
-    for parameter, grad, counts in zip(parameters, found, ranks.all_gather(numbers).unbind(1), strict=True):
+    held = [None if parameter is None or parameter.grad is None else parameter.grad for parameter in parameters]
+    grads = [grad.coalesce() if grad is not None and grad.is_sparse else grad for grad in held]
+    numbers = torch.tensor([_number(grad) for grad in grads], dtype=torch.long, device="cpu")
+    for parameter, grad, counts in zip(parameters, grads, ranks.all_gather(numbers).unbind(1), strict=True):
         entries = counts.tolist()
         if max(entries) > 0 and min(entries) == _DENSE:
             raise Refused("a gradient is sparse on some ranks and dense on others; use nn.Embedding(sparse=False)")

@@ -80,7 +80,7 @@ class Exchange(Protocol):
     def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
         """Return whether all ranks are at the same operation. digest: of its name; text: the name."""
 
-    def reading(self, slot: CollectiveSlot, place: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: CollectiveSlot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock; None if this exchange cannot tell."""
 
 
@@ -115,7 +115,7 @@ class Collectives(ABC):
     _delayed: list[Tensor] | None = None  # within `coalesced_broadcasts`
 
     @property
-    def whole(self) -> Collectives:
+    def all_ranks(self) -> Collectives:
         """The collectives of all ranks of the run."""
         return self
 
@@ -185,8 +185,8 @@ class Collectives(ABC):
 
     def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start an all-gather; the returned function waits for the result and returns it."""
-        found = self.all_gather(tensor)
-        return lambda: found
+        gathered = self.all_gather(tensor)
+        return lambda: gathered
 
     def in_background(self, wait: Callable[[], T], started: int = 1) -> Callable[[], T]:
         """Take the `started` last collectives off the status board and the thread check while they go on.
@@ -200,8 +200,8 @@ class Collectives(ABC):
 
         The returned function waits for the rows from all ranks and returns them in the order of ranks.
         """
-        found = self.all_gather(tensor)[:, self.rank]
-        return lambda: found
+        received = self.all_gather(tensor)[:, self.rank]
+        return lambda: received
 
     def start_reduce_scatter(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to sum `tensor`, shape (world_size, n), over the ranks, row r for rank r.
@@ -227,9 +227,9 @@ class Collectives(ABC):
     def broadcast_into(self, tensor: Tensor, source: int) -> None:
         """Set `tensor`, of any layout, to the values of rank `source`; written only if they differ."""
         if tensor.layout is not torch.strided:
-            found = self.broadcast_object(tensor.detach(), source)
+            received = self.broadcast_object(tensor.detach(), source)
             if self.rank != source:
-                tensor.data = found
+                tensor.data = received
         elif self._delayed is not None and source == 0:
             self._delayed.append(tensor)
         else:
@@ -278,10 +278,10 @@ class Collectives(ABC):
     def leave(self) -> None:  # noqa: B027
         """Let no rank wait in `meet` for this one, whose script has ended."""
 
-    def reading(self, now: Any, place: int, expected: bool) -> Any:
+    def reading(self, now: Any, line: int, expected: bool) -> Any:
         """Return rank 0's reading of a clock, of which this rank's is `now`.
 
-        place: 32 bits that name the line of code, equal on all ranks. expected: all ranks make this reading;
+        line: 32 bits that name the line of code, equal on all ranks. expected: all ranks make this reading;
         otherwise this rank may be alone, and gets `now`.
         """
         if not expected:

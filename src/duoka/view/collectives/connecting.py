@@ -38,7 +38,7 @@ def listen(address: str | None) -> socket.socket | None:
     return None
 
 
-def place_of(listener: socket.socket) -> str:
+def address_of_listener(listener: socket.socket) -> str:
     """Return a socket's address and port as text, separated by a space."""
     address, port = listener.getsockname()[:2]
     return f"{address} {port}"
@@ -95,9 +95,9 @@ def connect_all(
     return wires
 
 
-def _ask(place: str, rank: int, key: Key) -> Wire:
+def _ask(address: str, rank: int, key: Key) -> Wire:
     """Connect to a rank, and answer its challenge."""
-    host, _, port = place.rpartition(" ")
+    host, _, port = address.rpartition(" ")
     wire = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)

@@ -30,7 +30,7 @@ from duoka.network.addresses import address_of
 from duoka.network.keys import Key
 from duoka.system.messages import printable
 from duoka.view.collectives.base import CollectiveSlot, PeerFailed
-from duoka.view.collectives.connecting import BUFFER, Wire, connect_all, gather_texts, listen, place_of
+from duoka.view.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen
 
 MOST = 1 << 18  # bytes that a rank sends for one tensor, to all others together; a ring is faster for more
 RANKS = 64  # gloo is used with more ranks, as each would need a connection to each
@@ -76,13 +76,15 @@ class DirectExchange:
             return None
         listener = listen(address)
         try:
-            place = "" if listener is None else place_of(listener)
-            places = gather_texts(store, "place of {}", rank, world_size, place, timeout)
+            address = "" if listener is None else address_of_listener(listener)
+            addresses = gather_texts(store, "place of {}", rank, world_size, address, timeout)
 
             def is_done(other: int) -> bool:
                 return bool(store.check([_DONE.format(other)]))
 
-            wires = {} if listener is None or "" in places else connect_all(listener, places, rank, key, is_done)
+            wires = (
+                {} if listener is None or "" in addresses else connect_all(listener, addresses, rank, key, is_done)
+            )
         finally:
             if listener is not None:
                 listener.close()
@@ -97,7 +99,7 @@ class DirectExchange:
         """Return True: a rank does not see what the ranks of other machines do."""
         return True
 
-    def reading(self, slot: CollectiveSlot, place: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: CollectiveSlot, line: int, now: Any, expected: bool) -> Any:
         """Return None: a clock is read by a collective."""
         return None
 
@@ -117,11 +119,11 @@ class DirectExchange:
         the collective.
         """
         number = self._number = (self._number + 1) % (1 << 32)
-        own = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the script's default is
+        sent = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the script's default is
         if tensor is not None:
-            own = own.new_empty(tensor.numel(), dtype=tensor.dtype)
-            own.copy_(tensor.detach().reshape(-1))
-        data: Any = own.view(torch.uint8).numpy().data
+            sent = sent.new_empty(tensor.numel(), dtype=tensor.dtype)
+            sent.copy_(tensor.detach().reshape(-1))
+        data: Any = sent.view(torch.uint8).numpy().data
         head = _HEAD.pack(number, len(text), len(data)) + text
         for peer in self._peers.values():
             peer.send(head, data)
@@ -129,10 +131,10 @@ class DirectExchange:
 
         def wait() -> None:
             self._until(number)
-            arrived = {other: peer.pop(number, own, text, self.rank) for other, peer in self._peers.items()}
+            arrived = {other: peer.pop(number, sent, text, self.rank) for other, peer in self._peers.items()}
             if tensor is None or None in arrived.values():
                 raise PeerFailed
-            rows: dict[int, Any] = {**arrived, self.rank: own}
+            rows: dict[int, Any] = {**arrived, self.rank: sent}
             receive([rows[rank] for rank in range(self.world_size)])
 
         return wait
@@ -237,20 +239,20 @@ class _Peer:
         """Return True if the tensor of this number has arrived."""
         return number in self._arrived
 
-    def pop(self, number: int, own: Tensor, text: bytes, rank: int) -> Tensor | None:
-        """Return and remove the tensor of this number, of the type of `own`; None if the other rank sent None.
+    def pop(self, number: int, sent: Tensor, text: bytes, rank: int) -> Tensor | None:
+        """Return and remove the tensor of this number, of the type of `sent`; None if the other rank sent None.
 
         Raises:
             RanksApart: the other rank called another collective.
         """
         theirs, data = self._arrived.pop(number)
-        if theirs == text and not (len(data) and own.numel()):
+        if theirs == text and not (len(data) and sent.numel()):
             return None
-        if theirs != text or len(data) != own.numel() * own.itemsize:
+        if theirs != text or len(data) != sent.numel() * sent.itemsize:
             sides = sorted([(rank, text), (self.rank, theirs)])
-            both = [f"rank {of} called {printable(one.decode(errors='replace'))}" for of, one in sides]
+            both = [f"rank {of} called {printable(text.decode(errors='replace'))}" for of, text in sides]
             raise RanksApart(f"the ranks called different collectives: {', '.join(both)}")
-        return torch.frombuffer(data, dtype=own.dtype)
+        return torch.frombuffer(data, dtype=sent.dtype)
 
 
 def _close_in_child(direct: DirectExchange | None) -> None:

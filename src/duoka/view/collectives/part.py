@@ -14,21 +14,21 @@ from duoka.view.collectives.process import ProcessCollectives
 
 
 class PartCollectives(ProcessCollectives):
-    """Collectives of the ranks `members` of `whole`, in this order. name: of the parts, equal on all ranks."""
+    """Collectives of the ranks `members` of all ranks, in this order. name: of the parts, equal on all ranks."""
 
-    def __init__(self, whole: ProcessCollectives, members: Sequence[int], name: str) -> None:
-        self.rank, self.world_size = members.index(whole.rank), len(members)
-        self.key = whole.key
-        self._whole, self._members = whole, tuple(members)
-        self._store = PrefixStore(f"{name}/{members[0]}", whole._store)
-        self._time_limit, self._slot, self._threads = whole._time_limit, whole._slot, whole._threads
-        self._ends = whole._ends
+    def __init__(self, all_ranks: ProcessCollectives, members: Sequence[int], name: str) -> None:
+        self.rank, self.world_size = members.index(all_ranks.rank), len(members)
+        self.key = all_ranks.key
+        self._all_ranks, self._members = all_ranks, tuple(members)
+        self._store = PrefixStore(f"{name}/{members[0]}", all_ranks._store)
+        self._time_limit, self._slot, self._threads = all_ranks._time_limit, all_ranks._slot, all_ranks._threads
+        self._ends = all_ranks._ends
         self._exchange = None
         self._groups = {}
 
     @property
-    def whole(self) -> ProcessCollectives:
-        return self._whole
+    def all_ranks(self) -> ProcessCollectives:
+        return self._all_ranks
 
     @property
     def members(self) -> Sequence[int]:
@@ -37,18 +37,18 @@ class PartCollectives(ProcessCollectives):
     @property
     def rank_local(self) -> bool:
         """True while this rank tries something out by itself."""
-        return self._whole.rank_local
+        return self._all_ranks.rank_local
 
     @rank_local.setter
     def rank_local(self, value: bool) -> None:
-        self._whole.rank_local = value
+        self._all_ranks.rank_local = value
 
     def _before_collective(self) -> None:
         super()._before_collective()
-        self._whole._before_collective()
+        self._all_ranks._before_collective()
 
     def _begin(self, what: str) -> bytes:
-        return self._whole._begin(what)
+        return self._all_ranks._begin(what)
 
     def raised(self, error: str, line: str) -> None:
-        self._whole.raised(error, line)
+        self._all_ranks.raised(error, line)

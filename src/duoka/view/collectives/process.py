@@ -115,7 +115,7 @@ class ProcessCollectives(Collectives):
         wait: Callable[[], Any] = work.wait
         if tensor.is_cpu:
             return lambda: self._finish(lambda: self._call_torch(wait))
-        if (clock := self.whole.stream_waits) is not None:
+        if (clock := self.all_ranks.stream_waits) is not None:
             wait = clock.timed(wait)
 
         def order() -> None:
@@ -142,7 +142,7 @@ class ProcessCollectives(Collectives):
             failed = error
         self._threads.end()
         waited = monotonic_ns() - since
-        self.whole.waited += waited
+        self.all_ranks.waited += waited
         self._slot.end_collective(waited)
         if failed is not None:
             raise failed
@@ -186,10 +186,10 @@ class ProcessCollectives(Collectives):
     def leave(self) -> None:
         self._slot.leave()
 
-    def reading(self, now: Any, place: int, expected: bool) -> Any:
+    def reading(self, now: Any, line: int, expected: bool) -> Any:
         agrees = self._exchange is None or self._agreeing  # by a collective
-        value = None if agrees else self._exchange.reading(self._slot, place, now, expected)  # type: ignore[union-attr]
-        return super().reading(now, place, expected) if value is None else value
+        value = None if agrees else self._exchange.reading(self._slot, line, now, expected)  # type: ignore[union-attr]
+        return super().reading(now, line, expected) if value is None else value
 
     def barrier_at_end(self) -> None:
         self._line = lambda: AT_END

@@ -36,14 +36,14 @@ class Readings:
         self._at = 0  # the first of the libraries' readings that this rank may take
         self._missed = -1  # number of collectives after which rank 0 did not come
 
-    def expected(self, slot: CollectiveSlot, place: int, now: Any) -> Any:
+    def expected(self, slot: CollectiveSlot, line: int, now: Any) -> Any:
         """Return rank 0's value for a reading that all ranks make.
 
         Raises:
             RanksApart: rank 0 reads a clock elsewhere, or calls a collective instead.
         """
         sequence, begun = self._scripts, slot.begun
-        tag = begun << 32 | place
+        tag = begun << 32 | line
         if self.rank == 0:
             old = sequence.count - COUNT
             for rank in self._others if old >= 0 else ():
@@ -67,10 +67,10 @@ class Readings:
         sequence.taken[self.rank] = number + 1
         return value
 
-    def found(self, slot: CollectiveSlot, place: int, now: Any) -> Any:
+    def found(self, slot: CollectiveSlot, line: int, now: Any) -> Any:
         """Return rank 0's value for a reading of a library; `now` if rank 0 does not make it."""
         sequence, begun = self._libraries, slot.begun
-        tag = begun << 32 | place
+        tag = begun << 32 | line
         if self.rank == 0:
             sequence.append(tag, now)
             return now

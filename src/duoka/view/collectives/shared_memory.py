@@ -122,7 +122,7 @@ class SharedMemoryExchange:
             self._finished.remove(self._left)
         self._counters[self.rank][_LEFT] = self._left
 
-    def _until(self, place: int, number: int) -> None:
+    def _until(self, counter: int, number: int) -> None:
         """Wait until a counter of every rank has reached `number`.
 
         Raises:
@@ -130,8 +130,8 @@ class SharedMemoryExchange:
             TimedOut: a rank did not arrive.
         """
         for rank, counters in enumerate(self._counters):
-            if counters[place] < number:
-                self._wait(rank, lambda: counters[place] >= number)  # noqa: B023 (called at once)
+            if counters[counter] < number:
+                self._wait(rank, lambda: counters[counter] >= number)  # noqa: B023 (called at once)
 
     def _wait(self, rank: int, is_there: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Wait for something that `rank` does; returns False if it has not done it after so many seconds.
@@ -173,9 +173,9 @@ class SharedMemoryExchange:
         finally:
             slot.end_wait()
 
-    def reading(self, slot: CollectiveSlot, place: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: CollectiveSlot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock."""
-        return self._readings.expected(slot, place, now) if expected else self._readings.found(slot, place, now)
+        return self._readings.expected(slot, line, now) if expected else self._readings.found(slot, line, now)
 
 
 def is_possible() -> bool:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from duoka.view.collectives.base import Collectives
 
-Node = tuple[int, int]  # height above the leaves, place at this height
+Node = tuple[int, int]  # height above the leaves, index at this height
 GATHERED = 1 << 16  # bytes of a sum that is gathered whole: above, sending all parts takes longer than a second round
 
 
@@ -27,9 +27,9 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
     """Return the sum of a number of tensors that is a power of two, in a new tensor."""
     if len(parts) == 1:
         return parts[0].clone()
-    level = [torch.add(one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)]
+    level = [torch.add(left, right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
     while len(level) > 1:
-        level = [one.add_(other) for one, other in zip(level[::2], level[1::2], strict=True)]
+        level = [left.add_(right) for left, right in zip(level[::2], level[1::2], strict=True)]
     return level[0]
 
 
@@ -43,24 +43,24 @@ class Tree:
     def join(self, sums: Iterable[Tensor]) -> Tensor:
         """Return the sum of all leaves. sums: of each rank's subtrees, in order; they are overwritten."""
         waiting: list[tuple[Node, Tensor]] = []
-        for (height, place), total in zip(chain.from_iterable(self.nodes), sums, strict=True):
-            while waiting and waiting[-1][0] == (height, place ^ 1):
+        for (height, index), total in zip(chain.from_iterable(self.nodes), sums, strict=True):
+            while waiting and waiting[-1][0] == (height, index ^ 1):
                 total = waiting.pop()[1].add_(total)
-                height, place = height + 1, place // 2
-            waiting.append(((height, place), total))
+                height, index = height + 1, index // 2
+            waiting.append(((height, index), total))
         return waiting[0][1]
 
 
 def subtrees(start: int, stop: int) -> list[Node]:
     """Return the largest subtrees of the leaves from `start` to before `stop`, in order."""
-    found = []
+    nodes = []
     while start < stop:
         height = (stop - start).bit_length() - 1
         if start:
             height = min(height, (start & -start).bit_length() - 1)
-        found.append((height, start >> height))
+        nodes.append((height, start >> height))
         start += 1 << height
-    return found
+    return nodes
 
 
 class Subtrees:
@@ -77,24 +77,24 @@ class Subtrees:
 
     def put(self, leaf: int, value: Tensor) -> bool:
         """Add a leaf, which is overwritten; return True if all leaves were added."""
-        height, place = 0, leaf
-        while (height, place ^ 1) in self._sums:  # never the one beside a whole subtree: another rank has it
-            other = self._sums.pop((height, place ^ 1))
-            value = value.add_(other) if place % 2 == 0 else other.add_(value)
-            height, place = height + 1, place // 2
-        self._sums[height, place] = value
+        height, index = 0, leaf
+        while (height, index ^ 1) in self._sums:  # never the one beside a whole subtree: another rank has it
+            other = self._sums.pop((height, index ^ 1))
+            value = value.add_(other) if index % 2 == 0 else other.add_(value)
+            height, index = height + 1, index // 2
+        self._sums[height, index] = value
         return all(node in self._sums for node in self._nodes)
 
     def totals(self, zero: Callable[[], Tensor]) -> list[Tensor]:
         """Return the sums; missing leaves are `zero()`."""
-        return [self._under(height, place, zero) for height, place in self._nodes]
+        return [self._under(height, index, zero) for height, index in self._nodes]
 
-    def _under(self, height: int, place: int, zero: Callable[[], Tensor]) -> Tensor:
-        if (height, place) in self._sums:
-            return self._sums[height, place]
+    def _under(self, height: int, index: int, zero: Callable[[], Tensor]) -> Tensor:
+        if (height, index) in self._sums:
+            return self._sums[height, index]
         if height == 0:
             return zero()
-        left, right = (self._under(height - 1, 2 * place + side, zero) for side in (0, 1))
+        left, right = (self._under(height - 1, 2 * index + side, zero) for side in (0, 1))
         return left + right
 
 
@@ -108,7 +108,7 @@ def start_sum(ranks: Collectives, tree: Tree, sums: Tensor) -> Callable[[], Tens
     counts = list(map(len, tree.nodes))
 
     def joined(rows: Tensor) -> Tensor:
-        return tree.join(part for own, count in zip(rows, counts, strict=True) for part in own[:count])
+        return tree.join(part for row, count in zip(rows, counts, strict=True) for part in row[:count])
 
     sent, shape = sums.reshape(len(sums), -1), sums.shape[1:]
     if len(sums) < max(counts):
