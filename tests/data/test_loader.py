@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 import duoka
-from duoka.process import this_process
+from duoka.origins.process import this_process
 from duoka.view.tensor.batch import BatchTensor, gather_all
 from tests.run.ranks import each_on_ranks, on_ranks
 

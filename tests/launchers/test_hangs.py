@@ -325,8 +325,8 @@ Current thread 0x00007f1 (most recent call first):
   File "/home/me/train.py", line 12 in step
   File "{OURS}plain/modules.py", line 40 in call
   File "/home/me/train.py", line 30 in <module>
-  File "{OURS}target.py", line 45 in _run_path
-  File "{OURS}worker.py", line 70 in live
+  File "{OURS}script/target.py", line 45 in _run_path
+  File "{OURS}launchers/worker.py", line 70 in live
   File "/usr/bin/duoka", line 8 in <module>
 """
 

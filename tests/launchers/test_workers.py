@@ -16,7 +16,7 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals
 from duoka.options import Target
 from duoka.plan import Kind
-from duoka.worker import Attempt
+from duoka.launchers.worker import Attempt
 from tests.launchers.made import CPU, plan
 
 def group_of(source, size=2):

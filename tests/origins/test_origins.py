@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from duoka.errors import OptionError, TimedOut
-from duoka.origins import find
-from duoka.origins.base import reach_tcp_store
+from duoka.options import Machines
+from duoka.origins.origin import find_origin, reach_tcp_store
 from tests.flows.flow import Flow
+from tests.launchers.made import plan
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_who_started_it(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    origin = find()
+    origin = find_origin()
     assert type(origin).__name__ == kind
     assert (origin.rank, origin.world_size, origin.local_rank) == ranks
 
@@ -70,7 +71,7 @@ def test_surroundings_that_contradict_themselves(
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(OptionError, match=text):
-        find()
+        find_origin()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_no_address_is_given(monkeypatch: pytest.MonkeyPatch, variables: dict[st
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(OptionError, match="MASTER_ADDR and MASTER_PORT must be set"):
-        find().store(5.0)
+        find_origin().store(5.0)
 
 
 def test_ranks_of_one_machine_know_who_started_them(flow: Flow) -> None:
@@ -174,15 +175,15 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
 
     from duoka.environment import RankInfo
     from duoka.origins.communication import NullSlot
-    from duoka.origins.forked import Forked, StartDefaults
+    from duoka.origins.forked import Forked
     from duoka.view.collectives.multi_host import MultiHostCollectives
 
     store, found = os.memfd_create("store"), {}
-    asked = StartDefaults("whole", "whole", "auto", 20.0)
+    both = plan(machines=Machines(2, 0, "127.0.0.1", 1))
 
     def rank(number: int) -> None:
         info = RankInfo(number, 2, 0, 0, "id", here=2, file=store)
-        origin = Forked(number, 2, number, info, NullSlot(), None, "cpu", asked, far=True)
+        origin = Forked(number, 2, number, both, info, NullSlot(), None, "cpu")
         communication = origin.connect(20.0)
         ranks = communication.collectives(number, 2, 20.0, 0)
         total = ranks.all_reduce(torch.ones(2) + number).tolist()

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from duoka.errors import OptionError, WorkerFailed
-from duoka.ray.launching import launch, resources, results
-from duoka.ray.node import CommandResult, Job
+from duoka.ray.launching import CommandResult, Job, launch, resources, results
 
 
 @pytest.mark.parametrize(

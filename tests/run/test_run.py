@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import duoka
-from duoka.process import this_process
+from duoka.origins.process import this_process
 from tests.flows.flow import Flow, Warm
 from tests.flows.reference import Reference
 from tests.run.ranks import on_ranks

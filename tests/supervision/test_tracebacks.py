@@ -16,10 +16,10 @@ import torch
 from duoka import environment
 from duoka.errors import RanksApart, Refused
 from duoka.options import Target
+from duoka.script.target import run_target
 from duoka.supervision import ending, tracebacks
 from duoka.supervision.ending import Ending
 from duoka.supervision.tracebacks import AT_END_LINE, FrameValues, values_of
-from duoka.target import run_target
 
 
 def raised_by(function: Callable[[], object]) -> BaseException:

@@ -25,7 +25,7 @@ from duoka.checkpoint.sharded import are_first, share_files
 from duoka.checkpoint.snapshot import BackgroundTask, Memory, Snapshot, begin, give_up, write, write_part
 from duoka.checkpoint.states import RandomGenerators, SavedState, States, kind_of
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
-from duoka.process import this_process
+from duoka.origins.process import this_process
 
 RANDOM = "random"
 CHECK_INTERVAL = 0.2  # seconds between two checks of several ranks for a signal to end

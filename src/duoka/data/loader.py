@@ -18,7 +18,7 @@ from duoka.data.prefetch import to_device
 from duoka.data.sources import BatchSource, ContextFactory, choose
 from duoka.errors import OptionError
 from duoka.options import Loading
-from duoka.process import this_process
+from duoka.origins.process import this_process
 from duoka.view.view import View
 
 

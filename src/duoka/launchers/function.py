@@ -34,8 +34,8 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.options import Options, Target, waiting
+from duoka.origins.process import this_process
 from duoka.plan import Plan, decide_function
-from duoka.process import this_process
 from duoka.system.libc import die_with, end_thread_pools
 from duoka.system.messages import say
 from duoka.watching.record import PublishedRun

@@ -8,26 +8,23 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
 
 from duoka import environment
 from duoka.devices.vendors import variables_for
 from duoka.environment import RankInfo
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.launchers.hints import memory_hints
+from duoka.launchers.worker import local_rank_args, origin_of, run_plain_alone, set_threads
 from duoka.network.keys import Key
+from duoka.origins.process import this_process
 from duoka.plan import Kind, Plan
-from duoka.process import this_process
 from duoka.publishing.publisher import Publisher, publish
+from duoka.script.target import run_target
 from duoka.supervision import tracebacks
-from duoka.target import run_target
 from duoka.watching.record import PublishedRun
-from duoka.worker import local_rank_args, run_plain_alone, set_origin, set_threads
-
-T = TypeVar("T")
 
 
 def run_inline(plan: Plan) -> int:
@@ -52,7 +49,7 @@ def run_inline(plan: Plan) -> int:
         elif plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
         elif plan.kind is Kind.API:
-            run_alone(plan, partial(run_target, plan.target), publisher)
+            _run_api(plan, publisher)
         else:
             environment.set_rank_variables(RankInfo(0, 1, 0, 0, secrets.token_hex(8)))
             run_target(plan.target, local_rank_args(plan, 0))
@@ -78,20 +75,15 @@ def run_inline(plan: Plan) -> int:
     return code
 
 
-def run_alone(plan: Plan, function: Callable[[], T], publisher: Publisher | None = None) -> T:
-    """Call a function that uses duoka's API in this process, as the only worker of `plan`.
-
-    publisher: writes its progress for `duoka watch`.
-    """
+def _run_api(plan: Plan, publisher: Publisher) -> None:
+    """Run a script that uses duoka's API in this process, as the only worker of `plan`."""
     from duoka.origins.communication import NullSlot
 
-    this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
-    if publisher is not None:
-        publisher.join(this_process())
+    publisher.join(this_process())
     info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
-    set_origin(plan, info, NullSlot(), None, Key())
+    this_process().origin = origin_of(plan, info, plan.devices[0], NullSlot(), None, Key())
     with this_process().ending():
-        return function()
+        run_target(plan.target)
 
 
 def _show_as_python_would(hints: Sequence[str] = ()) -> None:

@@ -43,6 +43,7 @@ from duoka.launchers.processes import Signals, orphan_reaper
 from duoka.launchers.report import ReportContext, other_stacks, report
 from duoka.launchers.restarts import cause, next_plan, with_restarts
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abort, judge
+from duoka.launchers.worker import Attempt, NullObserver, Observer
 from duoka.launchers.workers import WorkerGroup
 from duoka.network.addresses import listen_on
 from duoka.plan import Kind, Machines, Plan
@@ -50,7 +51,6 @@ from duoka.supervision.status_board import StatusBoard, name_ranks
 from duoka.system.libc import names_from_files
 from duoka.system.messages import say
 from duoka.watching.record import PublishedRun, UnpublishedRun
-from duoka.worker import Attempt, NullObserver, Observer
 
 TICK = 0.5  # seconds between two reads of the status board
 TO_END = 2.0  # seconds for ranks to end by themselves after they called different collectives

@@ -10,8 +10,8 @@ from enum import IntEnum
 from typing import Literal
 
 from duoka.launchers.hangs import Stuck
+from duoka.launchers.worker import UNWRITTEN
 from duoka.launchers.workers import Worker
-from duoka.worker import UNWRITTEN
 
 Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped", "elsewhere"]
 

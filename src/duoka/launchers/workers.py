@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from duoka.errors import WorkerFailed
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals, fork, redirect
+from duoka.launchers.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
 from duoka.plan import Plan
 from duoka.supervision.ending import Ending
 from duoka.system.processes import session_members
-from duoka.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
 
 STEP = 0.05  # seconds between two polls of what no file descriptor signals
 TO_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
@@ -124,12 +124,12 @@ class WorkerGroup:
         try:
             for rank in plan.ranks:
                 own_log = outputs.file(rank) is not None
-                self._fork(plan, WorkerArguments(rank, attempt, own_log), outputs)
+                self._fork(WorkerArguments(plan, rank, attempt, own_log), outputs)
         except OSError as error:
             count, size = len(self.workers), plan.workers
             raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
 
-    def _fork(self, plan: Plan, arguments: WorkerArguments, outputs: Outputs) -> None:
+    def _fork(self, arguments: WorkerArguments, outputs: Outputs) -> None:
         ours, theirs = socket.socketpair()
         stacks = os.memfd_create(f"duoka-stacks-{arguments.rank}")
 
@@ -139,7 +139,7 @@ class WorkerGroup:
             self._others.close_files()
             redirect(outputs.file(arguments.rank), stdin=arguments.rank == 0)
             outputs.close()
-            return run_worker(plan, arguments, theirs, stacks)
+            return run_worker(arguments, theirs, stacks)
 
         worker = Worker(arguments.rank, fork(life, self.signals), ours, stacks, arguments.own_log)
         theirs.close()

@@ -10,9 +10,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.environment import RankInfo
 from duoka.network.keys import Key
 from duoka.network.rendezvous import reach_store
-from duoka.options import BatchNorm, Loading, Randomness
-from duoka.origins.base import Origin
 from duoka.origins.communication import Communication
+from duoka.origins.origin import Origin
+from duoka.plan import Plan
 from duoka.view.collectives.base import CollectiveSlot, Exchange
 from duoka.view.collectives.direct import between
 from duoka.view.collectives.shared_memory import SharedMemoryExchange
@@ -22,26 +22,22 @@ from duoka.view.collectives.shared_memory import SharedMemoryExchange
 class Forked(Origin):
     """A worker of `duoka run` or `duoka.launch`.
 
-    info: of this worker. slot: records its collectives. exchange: memory shared with all other ranks, or None.
-    given: the device, as torch names it in this process. defaults: options of the command. key: of the run.
-    far: the ranks belong to several commands, so no status board shows all of them.
+    plan: its settings are the defaults of `duoka.start`. info: of this worker. slot: records its collectives.
+    exchange: memory shared with all other ranks, or None. device_name: the device, as torch names it in this process.
+    key: of the run. seed: for all generators, in a trial; None: that of `duoka.start`.
     """
 
+    plan: Plan
     info: RankInfo
     slot: CollectiveSlot
     exchange: mmap.mmap | None
-    given: str
-    defaults: StartDefaults
+    device_name: str
     key: Key = field(default_factory=Key)
-    far: bool = False
-
-    @classmethod
-    def found(cls) -> None:
-        return None
+    seed: int | None = None
 
     @property
     def device(self) -> str:
-        return self.given
+        return self.device_name
 
     @property
     def machine(self) -> str:
@@ -52,28 +48,10 @@ class Forked(Origin):
 
     def connect(self, timeout: float) -> Communication:
         rank, size, store = self.rank, self.world_size, self.store(timeout)
-        way: Exchange | None = None
-        if self.far:
-            way = between(store, rank, size, timeout, self.key)
+        exchange: Exchange | None = None
+        several = self.plan.machines.count > 1  # then no status board shows all ranks
+        if several:
+            exchange = between(store, rank, size, timeout, self.key)
         elif self.exchange is not None:
-            way = SharedMemoryExchange(self.exchange, rank, size, timeout)
-        return Communication(store, self.slot, way, self.info.local_world_size, self.far, self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class StartDefaults:
-    """Options of `duoka run`, used by `duoka.start` as defaults.
-
-    seed: for all generators; None: that of `duoka.start`.
-    """
-
-    batch_norm: BatchNorm
-    randomness: Randomness
-    loading: Loading
-    timeout: float
-    seed: int | None = None
-    strategy: str = "auto"
-    shares: int = 0
-    row_independent: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
-    measures_rows: bool = False
+            exchange = SharedMemoryExchange(self.exchange, rank, size, timeout)
+        return Communication(store, self.slot, exchange, self.info.local_world_size, several, self.key)

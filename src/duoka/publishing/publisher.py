@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
-from duoka.process import Process
+from duoka.origins.process import Process
 from duoka.publishing.epochs import epoch_loop
 from duoka.supervision.rings import TEXT
 from duoka.supervision.status_board import StatusBoard

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from duoka import environment
 from duoka.errors import MISSING, OptionError, PeerLost
-from duoka.process import this_process
+from duoka.origins.process import this_process
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 def _call(pickled: bytes) -> object:
     """Unpickle and make the call. It comes from this user's own driver, and may name modules that are found there."""
     path, call = pickle.loads(pickled)
-    sys.path += [one for one in path if one not in sys.path]
+    sys.path += [folder for folder in path if folder not in sys.path]
     function, args, kwargs = pickle.loads(call)
     return function(*args, **kwargs)
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
+import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from duoka import engines
+from duoka import engines, environment
 from duoka.devices.spec import parse
 from duoka.errors import DuokaError, OptionError, TimedOut, WorkerFailed
 from duoka.options import MOST_MACHINES, waiting
-from duoka.process import this_process
-from duoka.ray.node import CommandResult, Job, free_port, run_command
+from duoka.origins.process import this_process
 
 MOST_RETRIES = 1000
 END_WAIT = 60.0  # seconds in which commands end by themselves once another one has failed
@@ -131,10 +134,11 @@ def _gang(job: Job, nodes: int, wait: float) -> list[bytes]:
                 f"the cluster has {len([node for node in ray.nodes() if node['Alive']])} with altogether "
                 f"{_shown(ray.cluster_resources())}, of which {_shown(ray.available_resources())} are free"
             )
-        place = ray.get(_task(group, 0, {})(free_port).remote())
+        rendezvous = ray.get(_task(group, 0, {})(free_port).remote())
         key = secrets.token_hex(32)
-        run = [_task(group, node, job.bundle)(run_command) for node in range(nodes)]
-        return results(_ends(ray, [one.remote(job, node, nodes, place, key) for node, one in enumerate(run)]))
+        commands = [_task(group, node, job.bundle)(run_command) for node in range(nodes)]
+        running = [command.remote(job, node, nodes, rendezvous, key) for node, command in enumerate(commands)]
+        return results(_ends(ray, running))
     finally:
         groups.remove_placement_group(group)
 
@@ -142,9 +146,9 @@ def _gang(job: Job, nodes: int, wait: float) -> list[bytes]:
 def _task(group: Any, node: int, bundle: dict[str, float]) -> Callable[[Callable[..., Any]], Any]:
     """Return the decorator of a task on one node of the group."""
     scheduling = import_module("ray.util.scheduling_strategies")
-    place = scheduling.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
+    strategy = scheduling.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
     cpus, gpus = bundle.get("CPU", 0), bundle.get("GPU", 0)
-    decorator: Any = _library().remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy=place)
+    decorator: Any = _library().remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy=strategy)
     return decorator  # type: ignore[no-any-return]
 
 
@@ -158,9 +162,9 @@ def _ends(ray: Any, running: list[Any]) -> list[CommandResult]:
     left = list(running)
     try:
         while left:
-            failed = any(one.code for one in ends.values())
+            failed = any(end.code for end in ends.values())
             done, left = ray.wait(left, timeout=END_WAIT if failed else None)
-            ends |= {one: _end(ray, one, running.index(one)) for one in done}
+            ends |= {task: _end(ray, task, running.index(task)) for task in done}
             if not done:
                 break
     except KeyboardInterrupt:  # cancelled, and so are the commands' tasks
@@ -189,5 +193,77 @@ def results(ends: Sequence[CommandResult]) -> list[bytes]:
     if failed:
         first = min(failed, key=lambda end: (not end.error, not end.lost))
         raise WorkerFailed(first.description())
-    found = {rank: result for end in ends for rank, result in end.results.items()}
-    return [found[rank] for rank in sorted(found)]
+    by_rank = {rank: result for end in ends for rank, result in end.results.items()}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+# On the nodes.
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of each node.
+
+    words: after `duoka run`. call: the pickled function. folder: working directory. bundle: resources of each node.
+    """
+
+    words: tuple[str, ...]
+    call: bytes
+    folder: str
+    bundle: dict[str, float]
+
+    def command(self, node: int, nodes: int, rendezvous: str) -> list[str]:
+        """Return the command of one node. rendezvous: where the commands of several connect."""
+        devices = "gpu" if "GPU" in self.bundle else f"cpu:{self.bundle['CPU']:g}"
+        # Also for one: else variables of an engine that has started Ray, such as Slurm, would count.
+        machines = ["--machines", str(nodes)]
+        machines += ["--machine", str(node), "--rendezvous", rendezvous] if nodes > 1 else []
+        return [sys.executable, "-m", "duoka", "run", "--devices", devices, *machines, *self.words]
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """The result of a node's command.
+
+    code: its exit code. results: pickled, by rank. error: traceback of the function. lost: why Ray lost the command.
+    """
+
+    node: int
+    code: int
+    results: dict[int, bytes] = field(default_factory=dict)
+    error: str = ""
+    lost: str = ""
+    host: str = ""
+
+    def description(self) -> str:
+        """Return a description of the failure."""
+        where = f"node {self.node}" + (f" ({self.host})" if self.host else "")
+        if self.lost:
+            return f"Ray has lost the command on {where}: {self.lost}"
+        detail = f":\n\n{self.error}" if self.error else "; its report is in the output of Ray's tasks"
+        return f"duoka run on {where} ended with exit code {self.code}{detail}"
+
+
+def free_port() -> str:
+    """Return this node's address and a port that is free now."""
+    with socket.create_server(("", 0)) as server:
+        address: str = import_module("ray.util").get_node_ip_address()
+        host = f"[{address}]" if ":" in address else address
+        return f"{host}:{server.getsockname()[1]}"
+
+
+def run_command(job: Job, node: int, nodes: int, rendezvous: str, key: str) -> CommandResult:
+    """Run the command of this node to its end. If Ray cancels the task, the command gets SIGTERM, so it may save."""
+    with tempfile.TemporaryDirectory(prefix="duoka-ray-") as folder:
+        Path(folder, "call").write_bytes(job.call)
+        variables = {"DUOKA_KEY": key, "DUOKA_CALL": folder, "DUOKA_STARTED_BY": str(os.getpid())}
+        command = job.command(node, nodes, rendezvous)
+        with subprocess.Popen(command, env=environment.inherited(variables), cwd=job.folder) as process:
+            try:
+                code = process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+        results = {int(path.suffix[1:]): path.read_bytes() for path in Path(folder).glob("result.*")}
+        errors = [path.read_text() for path in sorted(Path(folder).glob("error.*"))]
+    return CommandResult(node, code, results, "".join(errors[:1]), host=socket.gethostname())

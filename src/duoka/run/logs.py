@@ -21,7 +21,7 @@ from torch import Tensor
 
 from duoka.errors import OptionError
 from duoka.options import one_of
-from duoka.process import this_process
+from duoka.origins.process import this_process
 from duoka.view.tensor.batch import BatchTensor
 
 Value = float | int | str

@@ -18,9 +18,9 @@ from duoka import accelerator, environment
 from duoka.devices.vendors import TYPES, visible
 from duoka.errors import DeviceError, OptionError
 from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
-from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
-from duoka.process import this_process
+from duoka.origins.origin import Origin, find_origin
+from duoka.origins.process import this_process
 from duoka.run.agreement import check_same
 from duoka.run.api_session import RunSettings, open_api_session
 from duoka.run.logs import check_logs, open_logs
@@ -83,9 +83,9 @@ def start(
     process = this_process()
     if process.run is not None:
         raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
-    origin = process.origin or find()
+    origin = process.origin or find_origin()
     if seed is None and isinstance(origin, Forked):
-        seed = origin.defaults.seed
+        seed = origin.seed
     settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout, row_independent)
     settings = replace(settings, cpu_offload=cpu_offload)
     if rows is not None:
@@ -116,7 +116,7 @@ def _settings(
     timeout: float | None,
     row_independent: Sequence[str] | None,
 ) -> tuple[RunSettings, float]:
-    defaults = origin.defaults if isinstance(origin, Forked) else None
+    defaults = origin.plan if isinstance(origin, Forked) else None
     settings = RunSettings(
         batch_norm or (defaults.batch_norm if defaults else "whole"),
         randomness or (defaults.randomness if defaults else "whole"),

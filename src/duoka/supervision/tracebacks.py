@@ -19,7 +19,7 @@ from duoka.errors import DuokaError
 from duoka.system.modules import is_installed, is_standard, is_users
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-RUNS_SCRIPTS = OURS + "target.py"  # frames outside of its own do not belong to the script
+RUNS_SCRIPTS = os.path.join(OURS, "script", "target.py")  # frames outside of its own do not belong to the script
 
 
 def trim(error: BaseException) -> None:

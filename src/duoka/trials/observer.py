@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from duoka import environment
 from duoka.origins.forked import Forked
-from duoka.process import this_process
+from duoka.origins.process import this_process
 from duoka.supervision.status_board import StatusSlot
 from duoka.trials.scratch import Scratch, redirect
 
@@ -52,7 +52,7 @@ class TrialEnd:
 
 
 class TrialObserver(ABC):
-    """Observes the first steps of a script on a rank (a `duoka.worker.Observer`). Workers are forked with it.
+    """Observes the first steps of a script on a rank (see `launchers/worker.py`). Workers are forked with it.
 
     wanted: steps after which the script is ended. seed: of all generators; the script may seed them again. own_rows:
     the script calls torch.distributed itself, and each rank makes its own batches. folder: of the record. scratch:
@@ -104,7 +104,7 @@ class TrialObserver(ABC):
         np.random.seed(seed % 2**32)
         process = this_process()
         if isinstance(process.origin, Forked):
-            process.origin = replace(process.origin, defaults=replace(process.origin.defaults, seed=seed))
+            process.origin = replace(process.origin, seed=seed)
 
     def enough(self) -> NoReturn:
         """End the script after the wanted number of steps.

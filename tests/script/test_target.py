@@ -11,7 +11,7 @@ import pytest
 
 from duoka.errors import ScriptError
 from duoka.options import Target
-from duoka.target import run_target
+from duoka.script.target import run_target
 from tests.flows.flow import Flow
 
 SHOW = """
@@ -28,7 +28,7 @@ Run = Callable[..., dict[str, Any]]
 RUN = """
 import sys
 from duoka.options import Target
-from duoka.target import run_target
+from duoka.script.target import run_target
 run_target(Target(sys.argv[1], tuple(sys.argv[3:]), is_module=sys.argv[2] == "module"))
 """
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from duoka import environment
 from duoka.devices.vendors import variables_for
 from duoka.environment import RankInfo
 from duoka.network.keys import Key
+from duoka.origins.process import this_process
 from duoka.plan import Device, Kind, Plan
 from duoka.private.python import (
     forget_exit_functions,
@@ -29,14 +29,13 @@ from duoka.private.python import (
     set_socket_folder,
     skip_at_exit,
 )
-from duoka.process import this_process
 from duoka.publishing.publisher import publish
+from duoka.script.target import run_target
 from duoka.supervision import debugging, ending, loader_deaths, tracebacks
 from duoka.supervision.ending import Ending
 from duoka.supervision.status_board import StatusBoard, StatusSlot
 from duoka.system.libc import flush_c_streams
 from duoka.system.messages import Lines
-from duoka.target import run_target
 
 if TYPE_CHECKING:
     from duoka.origins.forked import Forked
@@ -77,9 +76,8 @@ class Attempt:
     exchange: shared memory for small tensors; None: gloo only.
     key: of the run. store: descriptor of the unnamed file that is the store; None: the store is at a port.
     gloo: the network interface for gloo; None: gloo chooses.
-    temporary: path of a directory for multiprocessing's sockets, which the workers create and
-    `duoka.launchers.processes`
-        removes; None: multiprocessing chooses.
+    temporary: path of a directory for multiprocessing's sockets, which the workers create and the command removes;
+        None: multiprocessing chooses.
     function: runs instead of the plan's script. observer: observes the script.
     """
 
@@ -104,51 +102,70 @@ class WorkerArguments:
     own_log: standard output and error are this rank's log file, not the terminal.
     """
 
+    plan: Plan
     rank: int
     attempt: Attempt
     own_log: bool
 
+    @property
+    def slot(self) -> StatusSlot:
+        """The status of this rank, which the command and other ranks read."""
+        return self.attempt.board.slot(self.rank)
 
-def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stacks: int) -> int:
+    @property
+    def device(self) -> Device:
+        """The device of this rank."""
+        return self.plan.devices[self.rank - self.plan.ranks.start]
+
+    def rank_info(self, port: int) -> RankInfo:
+        """Return this worker's rank, and what it needs to find the others. port: of the store, on machine 0."""
+        plan, attempt = self.plan, self.attempt
+        info = RankInfo(
+            self.rank, plan.world_size, attempt.number, port, attempt.run_id, plan.restarts, file=attempt.store
+        )
+        if plan.machines.count == 1:
+            return info
+        local, here, machine, machines = plan.machines.beside(plan.workers)
+        first = plan.ranks.start - local
+        return replace(info, host=plan.machines.host, machine=machine, machines=machines, first=first, here=here)
+
+
+def run_worker(worker: WorkerArguments, pipe: socket.socket, stacks: int) -> int:
     """Run the script in this worker process, and return its exit code.
 
     Args:
-        plan: settings of the run.
-        arguments: of this worker.
+        worker: its arguments.
         pipe: socket to the command process, which sends the store's port; the worker sends how the script ended.
         stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
     """
+    plan, attempt = worker.plan, worker.attempt
     _register_stack_dumps(stacks)
-    if arguments.attempt.function is not None:
+    if attempt.function is not None:
         forget_exit_functions()  # those of the calling program
     environment.unset_key()
-    seen = [_device(plan, arguments.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices
-    environment.set_variables(variables_for(seen))
-    shared = arguments.attempt
-    if shared.gloo is not None:
-        environment.set_gloo_device(shared.gloo)
+    environment.set_variables(variables_for(plan.devices if plan.kind is Kind.DISTRIBUTED else [worker.device]))
+    if attempt.gloo is not None:
+        environment.set_gloo_device(attempt.gloo)
     set_threads(plan.threads)
     environment.keep_freed_memory()
-    info = _rank_info(plan, arguments, _port(pipe))
-    _share_socket_directory(shared.temporary)
+    info = worker.rank_info(_receive_port(pipe))
+    _share_socket_directory(attempt.temporary)
     # Python 3.12 warns of any threads; those of gloo and of duoka are not the script's, and allow a fork.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     loader_deaths.keep_errors()
     loader_deaths.hide_lost_rank_errors()
 
-    shared.observer.begin(arguments.rank)
-    publisher = publish(shared.board, arguments.rank, shows_script=arguments.rank == 0)
-    _show_checkpoints(shared.board.slot(arguments.rank))
+    attempt.observer.begin(worker.rank)
+    publisher = publish(attempt.board, worker.rank, shows_script=worker.rank == 0)
+    this_process.cache_clear()  # the parent's, if it called `duoka.launch`
+    this_process().saved = worker.slot.saved  # the step of the newest checkpoint, on the status board
     publisher.join(this_process())
     if plan.world_size > 1:
-        debugging.refuse(plan.kind, plan.world_size, arguments.rank)
-    plan = _with_long_timeout(plan)
-    by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single")
-    run = _run_script if by_itself else RUNNERS[plan.kind]
+        debugging.refuse(plan.kind, plan.world_size, worker.rank)
     home = os.getpid()
-    end = _run_and_record(run, plan, info, arguments)
+    end = _run_and_record(replace(worker, plan=_with_long_timeout(plan)), info)
     if os.getpid() != home:  # a process forked by the script has reached the script's end: it reports nothing
-        if not (arguments.own_log or end.shown):
+        if not (worker.own_log or end.shown):
             _print(end.trace or (end.said and f"{end.said}\n"))
         return _shut_down(end.code)[0]
 
@@ -161,21 +178,36 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     return code
 
 
-def _device(plan: Plan, rank: int) -> Device:
-    return plan.devices[rank - plan.ranks.start]
+# Before the script.
 
 
-def _rank_info(plan: Plan, arguments: WorkerArguments, port: int) -> RankInfo:
-    """Return this worker's rank, and what it needs to find the others. port: of the store, on machine 0."""
-    shared, machines = arguments.attempt, plan.machines
-    info = RankInfo(
-        arguments.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts, file=shared.store
-    )
-    if machines.count == 1:
-        return info
-    local, here, host, hosts = machines.beside(plan.workers)
-    first = plan.ranks.start - local
-    return replace(info, host=machines.host, machine=host, machines=hosts, first=first, here=here)
+def _register_stack_dumps(file: int) -> None:
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=file)
+
+
+def set_threads(count: int | None) -> None:
+    """Set torch's number of threads; None keeps it."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+def _receive_port(pipe: socket.socket) -> int:
+    """Receive the store's port, which the command process sends when all workers are forked."""
+    with pipe.makefile("rb", buffering=0) as stream:
+        line = stream.readline()
+    return int(line) if line else sys.exit(1)  # end of file: the command process is gone
+
+
+def _share_socket_directory(folder: str | None) -> None:
+    """Set the directory of multiprocessing's sockets; its own one would remain if the worker is killed."""
+    if folder is not None:
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            set_socket_folder(folder)
 
 
 def _with_long_timeout(plan: Plan) -> Plan:
@@ -189,65 +221,48 @@ def _with_long_timeout(plan: Plan) -> Plan:
     return replace(plan, timeout=max(plan.timeout, A_DAY) if plan.devices[0].type == "cpu" else plan.timeout + 60.0)
 
 
-def _share_socket_directory(folder: str | None) -> None:
-    """Set the directory of multiprocessing's sockets; its own one would remain if the worker is killed."""
-    if folder is not None:
-        with suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            set_socket_folder(folder)
+# The script, by its kind.
 
 
-def _register_stack_dumps(file: int) -> None:
-    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    if not faulthandler.is_enabled():
-        faulthandler.enable(file=file)
+def _run(worker: WorkerArguments, info: RankInfo) -> None:
+    plan, attempt = worker.plan, worker.attempt
+    script = partial(_run_script, worker)
+    if plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single"):
+        script()
+    elif plan.kind is Kind.PLAIN:
+        _run_plain(worker, info, script)
+    elif plan.kind is Kind.API:
+        environment.set_rank_variables(info)
+        this_process().origin = origin_of(plan, info, worker.device, worker.slot, attempt.exchange, attempt.key)
+        with this_process().ending():
+            (attempt.function or script)()
+    else:
+        _run_distributed(worker, info)
 
 
-def _show_checkpoints(slot: StatusSlot) -> None:
-    """Record the step of the newest checkpoint on the status board."""
-    this_process.cache_clear()  # the parent's, if it called `duoka.launch`
-    this_process().saved = slot.saved
+def _run_script(worker: WorkerArguments, first_args: tuple[str, ...] = ()) -> None:
+    with worker.attempt.observer.around(worker.slot):
+        run_target(worker.plan.target, first_args)
 
 
-def set_threads(count: int | None) -> None:
-    """Set torch's number of threads; None keeps it."""
-    if count is not None:
-        import torch
-
-        torch.set_num_threads(count)
-
-
-def _port(pipe: socket.socket) -> int:
-    """Receive the store's port, which the command process sends when all workers are forked."""
-    with pipe.makefile("rb", buffering=0) as stream:
-        line = stream.readline()
-    return int(line) if line else sys.exit(1)  # end of file: the command process is gone
-
-
-def _run_script(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
-    with arguments.attempt.observer.around(arguments.attempt.board.slot(arguments.rank)):
-        run_target(plan.target)
-
-
-def _run_plain(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
+def _run_plain(worker: WorkerArguments, info: RankInfo, script: Callable[[], None]) -> None:
     from duoka.network.rendezvous import reach_store
     from duoka.plain import run_plain
     from duoka.plain.shared_random import SharedRandom
 
+    plan, attempt = worker.plan, worker.attempt
     environment.unset_rank_variables()
     environment.unset_task_variables()
     environment.disable_wandb_except_on_rank_0(info.rank)
-    shared, slot = arguments.attempt, arguments.attempt.board.slot(info.rank)
-    script = partial(_run_script, plan, info, arguments)
     if plan.world_size == 1:
-        run_plain_alone(plan, shared.entropy, script)
+        run_plain_alone(plan, attempt.entropy, script)
         return
-    environment.seed_hashes(shared.entropy)
+    environment.seed_hashes(attempt.entropy)
     reach = partial(reach_store, info, plan.timeout)
-    communication = _origin(plan, info, slot, shared.exchange, shared.key).connect(plan.timeout)
-    ranks = communication.collectives(info.rank, plan.world_size, plan.timeout, 0)
+    origin = origin_of(plan, info, worker.device, worker.slot, attempt.exchange, attempt.key)
+    ranks = origin.connect(plan.timeout).collectives(info.rank, plan.world_size, plan.timeout, 0)
     with _messages(plan, info.rank) as say:
-        run_plain(plan, ranks, SharedRandom(shared.entropy, reach, shared.key), say, script)
+        run_plain(plan, ranks, SharedRandom(attempt.entropy, reach, attempt.key), say, script)
 
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
@@ -260,63 +275,6 @@ def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> Non
         run_plain(plan, OneRank(), SharedRandom(entropy), say, script)
 
 
-def _run_api(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
-    environment.set_rank_variables(info)
-    set_origin(plan, info, arguments.attempt.board.slot(info.rank), arguments.attempt.exchange, arguments.attempt.key)
-    with this_process().ending():
-        (arguments.attempt.function or partial(_run_script, plan, info, arguments))()
-
-
-def set_origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key) -> None:
-    """Set what `duoka.start` in this process reads: rank, device, settings."""
-    this_process().origin = _origin(plan, info, slot, exchange, key)
-
-
-def _origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key) -> Forked:
-    from duoka.origins.forked import Forked, StartDefaults
-
-    device = _device(plan, info.rank)
-    given = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
-    defaults = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
-    defaults = replace(defaults, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
-    defaults = replace(defaults, weights=plan.weights, measures_rows=plan.measures_rows)
-    ranks = info.rank, info.world_size, info.local_rank
-    return Forked(*ranks, info, slot, exchange, given, defaults, key, far=plan.machines.count > 1)
-
-
-def _run_distributed(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
-    import torch
-
-    from duoka.network.rendezvous import empty_store_for_each_group, keep_destroyed_groups
-    from duoka.supervision.flight_recorder import follow_recorder
-    from duoka.view.support.user_code import user_line
-
-    environment.set_rank_variables(info)
-    environment.enable_flight_recorder()
-    follower = follow_recorder(arguments.attempt.board.slot(info.rank))
-    empty_store_for_each_group(lambda: follower.begin_group(user_line()))
-    keep_destroyed_groups()
-    torch.default_generator.seed()  # each rank has other random numbers, as under torchrun
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    try:
-        with arguments.attempt.observer.around(arguments.attempt.board.slot(info.rank)):
-            run_target(plan.target, local_rank_args(plan, info.local_rank))
-    finally:
-        follower.look()
-
-
-RUNNERS = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}
-
-
-def local_rank_args(plan: Plan, rank: int) -> list[str]:
-    """Return `--local_rank=N`, spelled as the script parses it, unless it was given already."""
-    flag = plan.local_rank_flag
-    if flag is None or any(arg.partition("=")[0] == flag for arg in plan.target.args):
-        return []
-    return [f"{flag}={rank}"]
-
-
 @contextmanager
 def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
     """Yield a function that prints lines while the script runs: on rank 0, unless --quiet."""
@@ -327,23 +285,63 @@ def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
         yield lines.say
 
 
-def _run_and_record(
-    run: Callable[[Plan, RankInfo, WorkerArguments], None], plan: Plan, info: RankInfo, arguments: WorkerArguments
-) -> Ending:
+def origin_of(
+    plan: Plan, info: RankInfo, device: Device, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key
+) -> Forked:
+    """Return what `duoka.start` reads: rank, device, connections and settings."""
+    from duoka.origins.forked import Forked
+
+    name = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
+    return Forked(info.rank, info.world_size, info.local_rank, plan, info, slot, exchange, name, key)
+
+
+def _run_distributed(worker: WorkerArguments, info: RankInfo) -> None:
+    import torch
+
+    from duoka.network.rendezvous import empty_store_for_each_group, keep_destroyed_groups
+    from duoka.supervision.flight_recorder import follow_recorder
+    from duoka.view.support.user_code import user_line
+
+    environment.set_rank_variables(info)
+    environment.enable_flight_recorder()
+    follower = follow_recorder(worker.slot)
+    empty_store_for_each_group(lambda: follower.begin_group(user_line()))
+    keep_destroyed_groups()
+    torch.default_generator.seed()  # each rank has other random numbers, as under torchrun
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    try:
+        _run_script(worker, local_rank_args(worker.plan, info.local_rank))
+    finally:
+        follower.look()
+
+
+def local_rank_args(plan: Plan, rank: int) -> tuple[str, ...]:
+    """Return `--local_rank=N`, spelled as the script parses it, unless it was given already."""
+    flag = plan.local_rank_flag
+    if flag is None or any(arg.partition("=")[0] == flag for arg in plan.target.args):
+        return ()
+    return (f"{flag}={rank}",)
+
+
+# After the script.
+
+
+def _run_and_record(worker: WorkerArguments, info: RankInfo) -> Ending:
     """Run the script, and record how it ended."""
     try:
-        run(plan, info, arguments)
+        _run(worker, info)
         _wait_for_gpu()
     except SystemExit as error:
         end = ending.exited(info.rank, error)
-        if end.said and arguments.own_log:
+        if end.said and worker.own_log:
             _print(f"{end.said}\n")
         return end
     except BaseException as raised:
         loader_deaths.disable()
         cause = loader_deaths.cause_of(raised)
         end = ending.raised(info.rank, cause)
-        return end if arguments.attempt.function is not None else _show(cause, end, arguments.own_log)
+        return end if worker.attempt.function is not None else _show(cause, end, worker.own_log)
     return ending.returned(info.rank)
 
 
@@ -361,8 +359,9 @@ def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:
 
     On the terminal the command process prints one error for all ranks.
     """
-    hook = _own_excepthook()
-    if hook is not None and not end.consequence:
+    hook = sys.excepthook
+    is_scripts = hook is not sys.__excepthook__ and not getattr(hook, "__module__", "").startswith("torch.")
+    if is_scripts and not end.consequence:  # torch's hook only marks the lines
         _call_safely(lambda: hook(type(error), error, error.__traceback__))
         return replace(end, shown=not own_log)
     if own_log:
@@ -374,14 +373,6 @@ def _print(text: str) -> None:
     """Print to this rank's log; if its disk is full, the command process still reports the error."""
     with suppress(OSError, ValueError):
         print(text, end="", file=sys.stderr, flush=True)
-
-
-def _own_excepthook() -> Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None:
-    """Return the script's own sys.excepthook; None without one (torch's hook only marks the lines)."""
-    hook = sys.excepthook
-    if hook is sys.__excepthook__ or getattr(hook, "__module__", "").startswith("torch."):
-        return None
-    return hook
 
 
 def _shut_down(code: int) -> tuple[int, list[str]]:

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from duoka.launchers.worker import STACKS_SIGNAL, local_rank_args
 from duoka.options import Target
-from duoka.worker import STACKS_SIGNAL, local_rank_args
 from tests.flows.flow import Flow
 from tests.flows.group import group, run
 from tests.launchers.made import plan
@@ -26,7 +26,7 @@ from tests.launchers.made import plan
 def test_local_rank_is_given_where_it_is_parsed_and_not_given_by_hand(
     flag: str | None, args: tuple[str, ...], given: list[str]
 ) -> None:
-    assert local_rank_args(plan(local_rank_flag=flag, target=Target("a.py", args)), rank=1) == given
+    assert local_rank_args(plan(local_rank_flag=flag, target=Target("a.py", args)), rank=1) == tuple(given)
 
 
 def test_the_signal_for_stacks_is_one_that_nobody_else_uses() -> None:

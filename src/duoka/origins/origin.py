@@ -1,0 +1,129 @@
+"""How this process was started, and so its rank: as one of a group, by an engine, or alone."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+
+from duoka import engines
+from duoka.engines import Task
+from duoka.errors import MISSING, OptionError, TimedOut
+from duoka.network import rendezvous
+from duoka.origins.communication import Communication, connect
+from duoka.private.torch import store_of_default_group
+from duoka.system.machine import machine_name
+
+
+@dataclass(frozen=True)
+class Origin(ABC):
+    """One rank among `world_size`. local_rank: its number on its machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            hint = f"{self.world_size} processes were started"
+            raise OptionError("the rank", self.rank, f"from 0 to {self.world_size - 1}", hint)
+
+    @property
+    def device(self) -> str | None:
+        """The device assigned to this process, as torch names it; None: the process chooses."""
+        return None
+
+    @property
+    def machine(self) -> str:
+        """A name of this rank's machine, equal for all ranks on it and for no others."""
+        return machine_name()
+
+    @abstractmethod
+    def store(self, timeout: float) -> Store:
+        """Return the store in which ranks find each other; wait up to `timeout` seconds. Called once."""
+
+    def connect(self, timeout: float) -> Communication:
+        """Connect to the other ranks (at least one); wait up to `timeout` seconds. Called once."""
+        return connect(self.store(timeout), self.rank, self.world_size, timeout)
+
+
+@dataclass(frozen=True)
+class Grouped(Origin):
+    """One rank of torch's default group, initialized by Ray Train or by the script; duoka shares its store."""
+
+    @classmethod
+    def detect(cls) -> Grouped | None:
+        """Return the rank in the default group; None without one."""
+        torch: Any = sys.modules["torch"]
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return None
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        task = engines.find()
+        if task is None or task.local is None or (task.rank, task.count) != (rank, size):
+            return cls(rank, size, 0)
+        return cls(rank, size, task.local.rank)
+
+    def store(self, timeout: float) -> Store:
+        return PrefixStore("duoka", store_of_default_group())
+
+
+@dataclass(frozen=True)
+class Started(Origin):
+    """One of the processes that an engine (torchrun, mpirun, srun, ...) has started. task: as the engine says."""
+
+    task: Task
+
+    @classmethod
+    def detect(cls) -> Started | None:
+        """Return the rank that an engine has set in the environment; None if there is none."""
+        task = engines.find()
+        return None if task is None else cls(task.rank, task.count, task.local.rank if task.local else 0, task)
+
+    def store(self, timeout: float) -> Store:
+        task = self.task
+        if not task.host or not task.port:
+            hint = f"{task.engine} does not set them; for example: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500"
+            raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {task.count} ranks", hint)
+        store = reach_tcp_store(task.rank, task.host, task.port, timeout, is_master=task.rank == 0 and not task.store)
+        # A prefix for each attempt: the engine's own store keeps the addresses of dead ranks.
+        return PrefixStore(f"duoka/attempt{task.attempt}", store)
+
+
+@dataclass(frozen=True)
+class SingleProcess(Origin):
+    """A process started as the only one: `python train.py`, a notebook, a test."""
+
+    def store(self, timeout: float) -> Store:
+        return HashStore()
+
+
+def find_origin() -> Origin:
+    """Return the origin of this process, from its environment.
+
+    Raises:
+        OptionError: environment variables contradict each other.
+    """
+    return Grouped.detect() or Started.detect() or SingleProcess(0, 1, 0)
+
+
+def reach_tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
+    """Return a store at an address that all ranks were given.
+
+    Raises:
+        TimedOut: no store answers there.
+        OptionError: the port is in use.
+    """
+    limit = timedelta(seconds=timeout)
+    try:
+        return rendezvous.tcp_store(
+            address, port, is_master=is_master, timeout=limit, wait_for_workers=False, use_libuv=True
+        )
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        if is_master:
+            raise OptionError("MASTER_PORT", port, "a free port", text) from None
+        raise TimedOut(f"rank {rank} gave up waiting for rank 0 at {address}:{port}, {timeout:g} s: {text}") from None
