@@ -16,6 +16,7 @@ databases   sqlite: rank 0 has the file, the others replicas
 commands    other programs: once
 entropy     sources of random numbers, and seeds
 clocks      time.time, datetime.now and the like
+hashes      the order of sets of tensors
 warned      the lines that warnings name
 gpu_numbers numbers of GPUs: the rank's own GPU
 inference   duoka.predict: on every rank by itself
@@ -39,6 +40,7 @@ from duoka.plain import (
     entropy,
     files,
     gpu_numbers,
+    hashes,
     hooks,
     inference,
     loaders,
@@ -82,6 +84,7 @@ INTERCEPTIONS = (
     commands,
     entropy,
     clocks,
+    hashes,
     warned,
     inference,
     refusals,

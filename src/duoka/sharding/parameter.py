@@ -63,7 +63,8 @@ class Sharded(BatchTensor):
         return parameter
 
     def __hash__(self) -> int:
-        return id(self)
+        number: int = Tensor.__hash__(self)  # which may be replaced (plain/hashes.py)
+        return number
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
         if id(self) not in memo:
@@ -150,9 +151,7 @@ class Sharded(BatchTensor):
         else:  # torch does not give memory to a tensor on the meta device
             self._rows = rows.requires_grad_(self._rows.requires_grad)
         leaf = BatchTensor(self._rows, spec)
-        renewed = Sharded(leaf)  # whose size, type and device torch knows
-        renewed.__dict__.update({**self.__dict__, **renewed.__dict__})
-        swap_contents(self, renewed)
+        _replace_contents(self, leaf)
         self._block.replace(self._index, leaf)
 
 
@@ -286,8 +285,15 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
         grad = spec.partition.local_rows(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
         rows.grad = grad.to(rows.device)
         parameter.grad = None
-    swap_contents(parameter, Sharded(leaf))
+    _replace_contents(parameter, leaf)
     Block(blocks, [parameter])
+
+
+def _replace_contents(parameter: Tensor, leaf: BatchTensor) -> None:
+    """Let a parameter, which stays the same object, have the rows of `leaf`, and keep the script's attributes."""
+    renewed = Sharded(leaf)  # whose size, type and device torch knows
+    renewed.__dict__.update({**parameter.__dict__, **renewed.__dict__})
+    swap_contents(parameter, renewed)
 
 
 def shard_like(tensor: Tensor, batch: BatchTensor) -> BatchTensor:

@@ -294,7 +294,11 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
         torch.linalg.norm(x) + torch.linalg.norm(y, dim=0) + torch.linalg.vector_norm(x, 1, (0, 1))
     ),
 }
-WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
+WHOLE: dict[str, Operation] = {
+    "rows are the right side": lambda x, y, c, w, v: (
+        torch.linalg.solve_triangular(torch.eye(len(x), dtype=x.dtype) * 2, x[:, 0], upper=False)
+        + torch.cholesky_solve(y[:, 1], torch.eye(len(x), dtype=x.dtype) * 3)
+    ),  # no rule fits: gathered, and still right
     "picked anew": lambda x, y, c, w, v: x[torch.arange(len(c)).flip(0), 0, c],
     "columns": lambda x, y, c, w, v: x[:, c % 4][:, 0].sum() + y[None, c.argmax()][0].sum(),
     "first rows": lambda x, y, c, w, v: x[:2] + y[-1],

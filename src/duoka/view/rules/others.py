@@ -109,6 +109,8 @@ def of_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return NotImplemented
     if spec.dim >= min(ndim_of(side) for side in sides if isinstance(side, BatchTensor)) - 1:
         return NotImplemented
+    if spec.dim >= max(map(ndim_of, sides)) - 2:  # rows or columns of a single matrix
+        return NotImplemented
     if isinstance(args[0], BatchTensor) and spec.dim >= ndim_of(args[0]) - 2:
         return NotImplemented
     own = [_stacked(side, spec.dim, max(map(ndim_of, sides)), spec) for side in sides]
