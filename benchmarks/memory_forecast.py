@@ -21,8 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from duoka.devices import inventory
 from duoka.forecasting.memory.forecast import STEPS, MemoryRequest, forecast_memory, layouts
 from duoka.forecasting.memory.recorder import Storages
-from duoka.options import Options, Target
-from duoka.plan import Plan, decide
+from duoka.planning.options import Options
+from duoka.planning.plan import Plan, decide
+from duoka.script import Target
 from duoka.trials.observer import TrialObserver
 from duoka.trials.runner import trial_runner
 

@@ -6,27 +6,23 @@
 #   ray/          duoka.ray.launch: nodes of a Ray cluster
 #   doctor/, forecasting/, proving/    the commands that measure a machine or compare runs
 #   launchers/    start workers, watch them and report how they ended
-#   worker.py     one worker process, from the fork to its exit code
 #   run/          the API: duoka.start and what it returns
 #   plain/        runs scripts written for one device
 #   inference/    duoka.predict
 #   data/         loaders: a rank's rows of every batch
 #   strategies/   keep parameters in step, one file per strategy
 #   checkpoint/   reads and writes weights and checkpoints
-#   process.py    state of this process as a whole
-#   origins/      find out how this process was started, and its rank
+#   origins/      how this process was started, its rank, and its state as a whole
 #   view/         batch tensors, which stand for a whole global batch
-#   picking.py    duoka.devices
 #   supervision/  status of workers, and how they ended
 #   network/      connections between the processes of a run
 #   engines/      read the environment variables that torchrun, MPI, Slurm, LSF and Kubernetes set
-#   environment.py, target.py    environment variables; running a script as __main__
-#   plan.py       decided settings, made from options.py (requested ones), devices/ and script/
-#   system/       the operating system and the terminal
+#   planning/     decided settings, made from requested ones, devices/ and script/
+#   system/       the operating system, environment variables and the terminal
 #   errors.py     the tree of errors
 #
-# Importing duoka imports none of it: each public name imports its module on first use. So environment.py cannot
-# set the one variable that is set here.
+# Importing duoka imports none of it: each public name imports its module on first use. So
+# system/environment.py cannot set the one variable that is set here.
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ if TYPE_CHECKING:
     )
     from duoka.inference.predict import predict
     from duoka.launchers.function import launch
-    from duoka.picking import devices as devices
+    from duoka.planning.picking import devices as devices
     from duoka.run import Run, scale_lr, start, warmup
 
 __version__ = "0.1.0"
@@ -109,7 +105,7 @@ _HOMES = dict.fromkeys(__all__, "duoka.errors") | {
     "Checkpoint": "duoka.checkpoint.checkpoint",
     "Loaded": "duoka.checkpoint.loading",
     "Run": "duoka.run",
-    "devices": "duoka.picking",
+    "devices": "duoka.planning.picking",
     "launch": "duoka.launchers.function",
     "load_weights": "duoka.checkpoint.loading",
     "predict": "duoka.inference.predict",

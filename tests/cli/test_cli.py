@@ -25,11 +25,11 @@ def test_help_and_version_come_from_the_installed_command(command: Command) -> N
 @pytest.mark.parametrize(
     ("args", "unwanted"),
     [
-        (["--help"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
-        (["--version"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
+        (["--help"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.planning.plan"]),
+        (["--version"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.planning.plan"]),
         (["run", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
         (["forecast", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
-        (["gpus"], ["torch", "numpy", "rich", "duoka.plan"]),
+        (["gpus"], ["torch", "numpy", "rich", "duoka.planning.plan"]),
         (["run", "--dry-run", __file__], ["torch", "numpy", "duoka.launchers"]),
     ],
 )

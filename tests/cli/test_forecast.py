@@ -11,8 +11,9 @@ from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError
-from duoka.options import Options, Target
-from duoka.plan import Kind, Plan
+from duoka.planning.options import Options
+from duoka.planning.plan import Kind, Plan
+from duoka.script import Target
 from tests.forecasting.made import plan
 
 GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "H200", 2**37) for index in range(8)))

@@ -6,7 +6,8 @@ import pytest
 
 from duoka.cli.memory import forecast_memory, powers_below
 from duoka.errors import OptionError
-from duoka.options import Options, Target
+from duoka.planning.options import Options
+from duoka.script import Target
 
 
 def test_powers_of_two() -> None:

@@ -12,7 +12,8 @@ import pytest
 from duoka.cli import main, run
 from duoka.cli.run import command
 from duoka.devices import locks
-from duoka.options import Options, Target
+from duoka.planning.options import Options
+from duoka.script import Target
 from tests.devices.driver import play
 from tests.flows.flow import surroundings
 

@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from duoka.data.splitting import Reader, SplitIterator, can_split, is_stacked
 from duoka.errors import Refused
-from duoka.options import Loading
+from duoka.planning.options import Loading
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View

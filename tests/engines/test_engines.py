@@ -12,7 +12,7 @@ import pytest
 from duoka import engines
 from duoka.engines.slurm import first_node, idle_machines
 from duoka.errors import OptionError
-from duoka.options import ONE_MACHINE, Machines
+from duoka.planning.options import ONE_MACHINE, Machines
 
 PREFIXES = (
     "SLURM",

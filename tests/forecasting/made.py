@@ -8,8 +8,9 @@ from typing import Any
 from duoka.devices import Device
 from duoka.forecasting.forecast import Forecast, ForecastRequest, TimedRun
 from duoka.forecasting.timer import Timing
-from duoka.options import Options, Target
-from duoka.plan import Kind, Plan
+from duoka.planning.options import Options
+from duoka.planning.plan import Kind, Plan
+from duoka.script import Target
 
 ONE = Timing(30, 20, (0.010,) * 20, 0.0, 0.0, "", 64, 1)
 

@@ -19,13 +19,14 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka import plain
 from duoka.devices import Device
-from duoka.environment import use_loopback_for_gloo
-from duoka.options import Options, Target
 from duoka.plain import session
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
-from duoka.plan import Kind, Plan
+from duoka.planning.options import Options
+from duoka.planning.plan import Kind, Plan
+from duoka.script import Target
 from duoka.supervision.status_board import StatusBoard
+from duoka.system.environment import use_loopback_for_gloo
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 from tests.fuzz.program import FILE, Played, play

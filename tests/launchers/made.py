@@ -8,8 +8,8 @@ from typing import Any
 
 from duoka.devices import Device
 from duoka.launchers.workers import Worker
-from duoka.options import Target
-from duoka.plan import Kind, Plan
+from duoka.planning.plan import Kind, Plan
+from duoka.script import Target
 from duoka.supervision.ending import Ending, How
 
 CPU = Device("cpu")

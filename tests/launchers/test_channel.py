@@ -18,7 +18,7 @@ from duoka.launchers.joining import Hello, connect
 from duoka.network.addresses import listen_on_all
 from duoka.network.connection import SILENT
 from duoka.network.keys import Key
-from duoka.options import Machines
+from duoka.planning.options import Machines
 
 
 def nobody(text: str) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from duoka.devices import Device
 from duoka.launchers.hints import hints
-from duoka.options import Machines, Target
-from duoka.plan import Kind, Plan
+from duoka.planning.options import Machines
+from duoka.planning.plan import Kind, Plan
+from duoka.script import Target
 from tests.forecasting.made import plan as planned
 
 GPUS = (Device("cuda", 0), Device("cuda", 3))

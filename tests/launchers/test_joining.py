@@ -11,8 +11,8 @@ from duoka.launchers import joining as module
 from duoka.launchers.joining import join_machines
 from duoka.launchers.machines import SingleMachine
 from duoka.network.keys import Key
-from duoka.options import Target
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
+from duoka.script import Target
 from tests.launchers.made import plan
 
 

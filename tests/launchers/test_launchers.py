@@ -7,7 +7,7 @@ import pytest
 
 from duoka import launchers as package
 from duoka.launchers import LAUNCHERS, launch
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from tests.launchers.made import CPU, plan
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from duoka.launchers.local import outputs_of
-from duoka.plan import Kind
+from duoka.planning.plan import Kind
 from tests.flows.flow import ROOT, Flow
 from tests.launchers.made import plan
 
@@ -43,8 +43,8 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         from duoka.launchers import local
         from duoka.launchers.output import Outputs
         from duoka.launchers.processes import Signals
-        from duoka.options import Target
-        from duoka.plan import Kind
+        from duoka.script import Target
+        from duoka.planning.plan import Kind
         from tests.launchers.made import plan
 
         what = plan(target=Target("ranks.py"), kind=Kind.DISTRIBUTED)
@@ -96,7 +96,7 @@ def test_torch_is_imported_before_workers_are_forked(kind: str) -> None:
     source = f"""
 import sys
 from duoka.launchers import local
-from duoka.plan import Kind
+from duoka.planning.plan import Kind
 from tests.launchers.made import plan
 local.import_once(plan(kind=Kind.{kind}))
 print("torch.distributed" in sys.modules)

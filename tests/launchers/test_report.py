@@ -12,7 +12,7 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.report import ReportContext, report
 from duoka.launchers.verdict import Elsewhere, Verdict, judge
 from duoka.launchers.workers import Worker
-from duoka.options import Machines
+from duoka.planning.options import Machines
 from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard
 from tests.launchers.made import CPU, ending, lost, plan, raised, worker
 

@@ -17,8 +17,8 @@ from duoka.launchers import restarts
 from duoka.launchers.processes import Signals
 from duoka.launchers.restarts import AGAIN, cause, is_fault, next_plan, part_to_try, with_restarts
 from duoka.launchers.verdict import Elsewhere, Verdict
-from duoka.options import Machines
-from duoka.plan import Kind, Plan
+from duoka.planning.options import Machines
+from duoka.planning.plan import Kind, Plan
 from duoka.supervision.ending import Ending
 from tests.launchers.made import ending, plan, raised, worker
 

@@ -19,7 +19,7 @@ from duoka.launchers.joining import Hello
 from duoka.network.addresses import listen_on
 from duoka.network.connection import GUEST, LONGEST_HELLO, Connection, WrongKey, answer
 from duoka.network.keys import Key
-from duoka.options import Machines
+from duoka.planning.options import Machines
 
 KEY = Key(b"a secret of the tests")
 SECRET = "--password=hunter2"

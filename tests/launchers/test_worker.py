@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from duoka.launchers.worker import STACKS_SIGNAL, local_rank_args
-from duoka.options import Target
+from duoka.script import Target
 from tests.flows.flow import Flow
 from tests.flows.group import group, run
 from tests.launchers.made import plan

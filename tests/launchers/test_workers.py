@@ -14,8 +14,8 @@ from duoka.supervision.status_board import StatusBoard
 from duoka.launchers.workers import WorkerGroup
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals
-from duoka.options import Target
-from duoka.plan import Kind
+from duoka.script import Target
+from duoka.planning.plan import Kind
 from duoka.launchers.worker import Attempt
 from tests.launchers.made import CPU, plan
 

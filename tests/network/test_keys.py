@@ -10,7 +10,7 @@ import pytest
 
 from duoka.errors import OptionError
 from duoka.network.keys import SIGNATURE, Key, SignatureError, key_of, sign_object, verify_object
-from duoka.options import Machines
+from duoka.planning.options import Machines
 
 TYPED, AT_HOME = Machines(2, 0, "a", 1), Machines(2, 0, "a", 1, engine="Slurm", home=True, job="7.0")
 

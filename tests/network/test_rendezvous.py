@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from duoka.environment import RankInfo
 from duoka.network.rendezvous import empty_store_for_each_group, reach_store
+from duoka.system.environment import RankInfo
 
 HANDLERS: dict[str, Any] = vars(sys.modules["torch.distributed.rendezvous"])["_rendezvous_handlers"]
 

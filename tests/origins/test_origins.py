@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from duoka.errors import OptionError, TimedOut
-from duoka.options import Machines
 from duoka.origins.origin import find_origin, reach_tcp_store
+from duoka.planning.options import Machines
 from tests.flows.flow import Flow
 from tests.launchers.made import plan
 
@@ -173,9 +173,9 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
     """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
     import torch
 
-    from duoka.environment import RankInfo
     from duoka.origins.communication import NullSlot
     from duoka.origins.forked import Forked
+    from duoka.system.environment import RankInfo
     from duoka.view.collectives.multi_host import MultiHostCollectives
 
     store, found = os.memfd_create("store"), {}

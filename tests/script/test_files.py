@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duoka.errors import ScriptError
-from duoka.options import Target
+from duoka.script import Target
 from duoka.script.files import sources
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.options import Target
-from duoka.script import Kind, Script, read
+from duoka.script import Kind, Script, Target, read
 
 PLAIN = {
     "no sign": """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duoka.errors import ScriptError
-from duoka.options import Target
+from duoka.script import Target
 from duoka.script.target import run_target
 from tests.flows.flow import Flow
 
@@ -27,7 +27,7 @@ Run = Callable[..., dict[str, Any]]
 
 RUN = """
 import sys
-from duoka.options import Target
+from duoka.script import Target
 from duoka.script.target import run_target
 run_target(Target(sys.argv[1], tuple(sys.argv[3:]), is_module=sys.argv[2] == "module"))
 """

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import duoka
 from duoka.errors import Refused
-from duoka.plan import STRATEGIES as NAMES
+from duoka.planning.plan import STRATEGIES as NAMES
 from tests.run.ranks import each_on_ranks, on_ranks
 
 STRATEGIES = {"single": (1,), "ddp": (2, 3), "exact": (1, 2), "fsdp": (3,)}

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from duoka import environment
 from duoka.errors import RanksApart, Refused
-from duoka.options import Target
+from duoka.script import Target
 from duoka.script.target import run_target
 from duoka.supervision import ending, tracebacks
 from duoka.supervision.ending import Ending
 from duoka.supervision.tracebacks import AT_END_LINE, FrameValues, values_of
+from duoka.system import environment
 
 
 def raised_by(function: Callable[[], object]) -> BaseException:
@@ -58,7 +58,8 @@ def test_only_the_script_s_frames_are_left(run: Callable[[str], BaseException]) 
 
 def test_frames_of_duoka_in_between_and_at_the_end_go_too(run: Callable[[str], BaseException]) -> None:
     source = """
-from duoka.options import Options, Target
+from duoka.planning.options import Options
+from duoka.script import Target
 def f():
     Options(Target('x'), timeout=-1)
 f()
@@ -71,7 +72,8 @@ f()
 
 def test_chained_errors_are_trimmed_too(run: Callable[[str], BaseException]) -> None:
     source = """
-from duoka.options import Options, Target
+from duoka.planning.options import Options
+from duoka.script import Target
 def f():
     try:
         Options(Target('x'), timeout=-1)
@@ -85,7 +87,7 @@ except ValueError:
     error = run(source)
     tracebacks.trim(error)
     shown = tracebacks.shown(error)
-    assert "duoka" not in shown.replace("duoka.errors.OptionError", "").replace("from duoka.options", "")
+    assert "duoka" not in shown.replace("duoka.errors.OptionError", "").replace("from duoka.planning.options", "")
     assert "The above exception was the direct cause" in shown
     assert "During handling of the above exception" in shown
     assert shown.rstrip().endswith("TypeError: worse")
@@ -94,7 +96,8 @@ except ValueError:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
 def test_errors_of_a_group_are_trimmed_too(run: Callable[[str], BaseException]) -> None:
     source = """
-from duoka.options import Options, Target
+from duoka.planning.options import Options
+from duoka.script import Target
 try:
     Options(Target('x'), timeout=-1)
 except Exception as error:

@@ -58,7 +58,7 @@ def test_what_c_printed_is_written(flow: Flow) -> None:
 def test_memory_that_was_freed_is_used_again(flow: Flow) -> None:
     source = """
         import ctypes, resource, torch
-        from duoka import environment
+        from duoka.system import environment
 
         ctypes.CDLL(None).mallopt(-1, 0)  # give back whatever is free
         environment.keep_freed_memory()

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from duoka.environment import use_loopback_for_gloo
 from duoka.supervision.status_board import StatusBoard
+from duoka.system.environment import use_loopback_for_gloo
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duoka.launchers.local import _record
-from duoka.options import Machines
+from duoka.planning.options import Machines
 from duoka.supervision.rings import OF_RANK, MachineSamples
 from duoka.supervision.status_board import StatusBoard
 from duoka.watching import sample as module

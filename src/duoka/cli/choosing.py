@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from duoka import environment
 from duoka.cli.memory import on_machines
 from duoka.cli.trial import sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
 from duoka.errors import AskedError, DuokaError
-from duoka.options import ONE_MACHINE, Options
-from duoka.plan import Plan, decide
+from duoka.planning.options import ONE_MACHINE, Options
+from duoka.planning.plan import Plan, decide
+from duoka.system import environment
 
 
 def run_chosen(plan: Plan, opts: Options, memory: int | None, start: Callable[[Plan], int]) -> int:

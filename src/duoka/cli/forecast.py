@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from duoka.cli.describing import described_rows
 from duoka.cli.memory import forecast_memory, powers_below
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.cli.trial import (
@@ -24,8 +23,10 @@ from duoka.cli.trial import (
 )
 from duoka.devices import inventory
 from duoka.errors import OptionError
-from duoka.options import Options, Target
-from duoka.plan import Kind, Plan
+from duoka.planning.describing import described_rows
+from duoka.planning.options import Options
+from duoka.planning.plan import Kind, Plan
+from duoka.script import Target
 
 INTRODUCTION = """\
 Measure whether more devices make a script faster.

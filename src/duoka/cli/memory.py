@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import click
 
-from duoka import environment
 from duoka.cli.trial import own_ranks_error, sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
 from duoka.devices.spec import parse
 from duoka.errors import OptionError
-from duoka.options import Options, memory_size
-from duoka.plan import Kind, Plan, decide
+from duoka.planning.options import Options, memory_size
+from duoka.planning.plan import Kind, Plan, decide
+from duoka.system import environment
 
 EVERY = "every strategy is compared with --memory"  # a reason to leave out an option
 

@@ -87,7 +87,7 @@ def _predict(
 def _compute(request: PredictRequest, output: Writer, devices: str, wait: str | float) -> int:
     """Compute with a copy of the model on each device."""
     from duoka.inference.predict import predict as start
-    from duoka.picking import devices as pick_devices
+    from duoka.planning.picking import devices as pick_devices
 
     net, items = _model_and_items(request)
     _load(net, request.weights, say)

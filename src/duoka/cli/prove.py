@@ -11,8 +11,9 @@ import click
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.cli.trial import OF_RUN, decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
-from duoka.options import Options, Target, one_of
-from duoka.plan import Plan
+from duoka.planning.options import Options, one_of
+from duoka.planning.plan import Plan
+from duoka.script import Target
 
 if TYPE_CHECKING:
     from duoka.proving.proof import ProofRequest

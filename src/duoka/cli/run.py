@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from duoka import engines, environment, options
-from duoka.cli.describing import details, header
+from duoka import engines
 from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
@@ -22,10 +21,13 @@ from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.engines import slurm, torchrun
 from duoka.errors import MISSING, OptionError
-from duoka.options import ONE_MACHINE, Machines, Options, Target
-from duoka.plan import Plan, decide
+from duoka.planning import options
+from duoka.planning.describing import details, header
+from duoka.planning.options import ONE_MACHINE, Machines, Options
+from duoka.planning.plan import Plan, decide
+from duoka.script import Target
 from duoka.script.files import STANDARD_INPUT
-from duoka.system import libc
+from duoka.system import environment, libc
 from duoka.system.messages import say
 
 INTRODUCTION = """\

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import click
 
-from duoka import engines, environment
-from duoka.cli.describing import header
+from duoka import engines
 from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
 from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError
-from duoka.options import Options
-from duoka.plan import Plan, decide
+from duoka.planning.describing import header
+from duoka.planning.options import Options
+from duoka.planning.plan import Plan, decide
+from duoka.system import environment
 from duoka.system.messages import say
 from duoka.watching.html import write_page
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from click import UsageError
 
 from duoka import script
-from duoka.options import Target
+from duoka.script import Target
 from duoka.script.files import STANDARD_INPUT
 
 _TOGETHER = "--machines 2 --machine 0 --rendezvous node1:29500"

@@ -32,7 +32,7 @@ from torch.utils.data import (
 from duoka.data.order import PieceSampler, ResumableSampler
 from duoka.data.splitting import LabelledBatch, Reader, SplitIterator, can_split, is_stacked
 from duoka.errors import Refused
-from duoka.options import Loading
+from duoka.planning.options import Loading
 from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves, tree_map_only
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor, join

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from duoka.data import in_memory
 from duoka.data.dataset_state import DatasetState, state_of
 from duoka.errors import Refused
-from duoka.options import Loading
+from duoka.planning.options import Loading
 from duoka.private.torch import (
     KEPT_ITERATOR,
     ExceptionWrapper,

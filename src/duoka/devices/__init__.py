@@ -13,6 +13,7 @@ choose()        the devices for a request, one for each worker
 pick.py         the free GPUs, and the order of preference
 waiting.py      waits until devices are free
 allocation.py   reads the inventory, chooses, and locks, in one step
+accelerator.py  the accelerator of this process, in torch's own words
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class _CallableModule(ModuleType):
     """Makes this package callable: `duoka.devices("free:2")` picks devices."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return import_module("duoka.picking").devices(*args, **kwargs)
+        return import_module("duoka.planning.picking").devices(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallableModule

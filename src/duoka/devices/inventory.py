@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from duoka import environment
 from duoka.devices import cgroup
 from duoka.devices.gpu import Gpu
 from duoka.devices.vendors import TYPES, VENDORS, Vendor
+from duoka.system import environment
 
 __all__ = ["Gpu", "Inventory", "cores", "read", "units"]
 

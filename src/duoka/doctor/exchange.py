@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from duoka import environment
 from duoka.devices import Device, inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.gpu import Gpu
@@ -27,6 +26,7 @@ from duoka.devices.locks import Locks
 from duoka.devices.pick import user_of
 from duoka.devices.vendors import nvidia, variables_for
 from duoka.doctor.finding import Finding
+from duoka.system import environment
 from duoka.system.libc import die_with
 
 LIMIT = 90.0  # seconds for the whole measurement

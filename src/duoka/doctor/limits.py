@@ -7,9 +7,9 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from duoka import environment
 from duoka.devices import cgroup, machine
 from duoka.doctor.finding import Finding, Level
+from duoka.system import environment
 
 GIB = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from duoka import environment
 from duoka.doctor.finding import Finding
-from duoka.system import libc
+from duoka.system import environment, libc
 from duoka.system.time_limit import within
 
 RESOLVE_LIMIT = 5.0  # seconds

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from duoka import environment
 from duoka.engines import kubernetes, lsf, mpi, slurm, torchrun
 from duoka.engines.task import LocalRank, Task
 from duoka.errors import MISSING, OptionError
-from duoka.options import ONE_MACHINE, Machines
+from duoka.planning.options import ONE_MACHINE, Machines
+from duoka.system import environment
 
 __all__ = ["LocalRank", "Task", "find", "machines", "refuse_copies"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import socket
 
-from duoka import environment
 from duoka.engines.task import DEFAULT_PORT, Task
 from duoka.errors import MISSING, OptionError
+from duoka.system import environment
 
 HOW = "a pod with the command duoka run train.py"
 

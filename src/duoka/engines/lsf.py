@@ -6,8 +6,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from duoka import environment
 from duoka.engines.task import LocalRank, Task
+from duoka.system import environment
 
 NAME = "LSF"
 HOW = "jsrun --rs_per_host 1 duoka run train.py"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import zlib
 
-from duoka import environment
 from duoka.engines.task import LocalRank, Task
+from duoka.system import environment
 from duoka.system.processes import process_stat
 
 HOW = "mpirun --map-by ppr:1:node duoka run train.py"

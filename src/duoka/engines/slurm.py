@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from duoka import environment
 from duoka.engines.task import LocalRank, Task
 from duoka.errors import OptionError
+from duoka.system import environment
 
 NAME = "Slurm"
 HOW = "srun --ntasks-per-node 1 duoka run train.py"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from duoka import environment
 from duoka.engines.task import LocalRank, Task
+from duoka.system import environment
 
 NAME = "torchrun"
 HOW = "torchrun --nnodes 2 --nproc-per-node 1 -m duoka run train.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from duoka.errors import DuokaError
 from duoka.forecasting.timer import LEAST, Timer, Timing, read
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.strategies.balancing import MEASURED
 from duoka.system.messages import in_words
 from duoka.trials.runner import NoSteps, TrialRunner, trial_runner

@@ -16,10 +16,10 @@ from duoka.devices.inventory import cores
 from duoka.errors import AskedError, BatchFailed, DuokaError, OptionError
 from duoka.inference.batches import Batch, batches, stack
 from duoka.inference.replicas import InlinePool, Replica, ThreadPool, calling, replicate
-from duoka.options import one_of
 from duoka.origins.process import this_process
-from duoka.picking import Picked
-from duoka.picking import devices as pick_devices
+from duoka.planning.options import one_of
+from duoka.planning.picking import Picked
+from duoka.planning.picking import devices as pick_devices
 from duoka.sharding.parameter import Sharded
 from duoka.supervision import tracebacks
 from duoka.view.support.kinds import holds_shards

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 
 # name -> (module, function from a plan to an exit code)
 LAUNCHERS = {

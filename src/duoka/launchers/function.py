@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from duoka import engines, environment
+from duoka import engines
 from duoka.devices.allocation import AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
@@ -33,9 +33,11 @@ from duoka.launchers.local import RunContext, attempt
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals
 from duoka.launchers.verdict import Verdict
-from duoka.options import Options, Target, waiting
 from duoka.origins.process import this_process
-from duoka.plan import Plan, decide_function
+from duoka.planning.options import Options, waiting
+from duoka.planning.plan import Plan, decide_function
+from duoka.script import Target
+from duoka.system import environment
 from duoka.system.libc import die_with, end_thread_pools
 from duoka.system.messages import say
 from duoka.watching.record import PublishedRun
@@ -123,7 +125,7 @@ def _forks_can_use_gpus() -> bool:
     """Return whether GPUs work in forks of this process: not after their first call, also one that only asks."""
     if "torch" not in sys.modules:
         return True
-    from duoka import accelerator
+    from duoka.devices import accelerator
     from duoka.private.torch import is_in_bad_fork
 
     module = accelerator.module()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from duoka.plan import Kind, Plan
+from duoka.planning.plan import Kind, Plan
 from duoka.private.texts import NO_GPU
 from duoka.script.files import STANDARD_INPUT
 

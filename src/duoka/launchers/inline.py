@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 
-from duoka import environment
 from duoka.devices.vendors import variables_for
-from duoka.environment import RankInfo
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.launchers.hints import memory_hints
 from duoka.launchers.worker import local_rank_args, origin_of, run_plain_alone, set_threads
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
-from duoka.plan import Kind, Plan
+from duoka.planning.plan import Kind, Plan
 from duoka.publishing.publisher import Publisher, publish
 from duoka.script.target import run_target
 from duoka.supervision import tracebacks
+from duoka.system import environment
+from duoka.system.environment import RankInfo
 from duoka.watching.record import PublishedRun
 
 

@@ -21,16 +21,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duoka import __version__, environment
+from duoka import __version__
 from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
 from duoka.launchers.channel import LOST, Channel, reason
 from duoka.launchers.machines import SeveralMachines, SingleMachine
 from duoka.network.addresses import interface_of, listen_on
 from duoka.network.connection import LONGEST, TO_SEND, Connection, Reception, WrongKey, answer, challenge
 from duoka.network.keys import Key, key_of
-from duoka.options import Machines
-from duoka.plan import Plan, joined
+from duoka.planning.options import Machines
+from duoka.planning.plan import Plan, joined
 from duoka.script.files import sources
+from duoka.system import environment
 from duoka.system.machine import machine_name
 from duoka.system.messages import printable
 

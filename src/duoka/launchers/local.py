@@ -22,7 +22,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from duoka import environment
 from duoka.devices import inventory
 from duoka.errors import WorkerFailed
 from duoka.launchers.hangs import (
@@ -46,8 +45,9 @@ from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abo
 from duoka.launchers.worker import Attempt, NullObserver, Observer
 from duoka.launchers.workers import WorkerGroup
 from duoka.network.addresses import listen_on
-from duoka.plan import Kind, Machines, Plan
+from duoka.planning.plan import Kind, Machines, Plan
 from duoka.supervision.status_board import StatusBoard, name_ranks
+from duoka.system import environment
 from duoka.system.libc import names_from_files
 from duoka.system.messages import say
 from duoka.watching.record import PublishedRun, UnpublishedRun

@@ -20,7 +20,7 @@ from duoka.launchers.restarts import cause, is_fault, was_meant
 from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, doubt_of, without_agreement
 from duoka.launchers.workers import Peers, WorkerGroup
 from duoka.network.keys import Key
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.supervision.rings import MachineSamples
 from duoka.supervision.status_board import RankProgress, StatusBoard
 from duoka.system.messages import printable

@@ -15,7 +15,7 @@ from duoka.launchers.processes import signal_name
 from duoka.launchers.restarts import ratio, with_fewer_rows
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.supervision.status_board import AT_END, StatusBoard, name_ranks
 
 LOG_LINES = 5  # of a dead rank's log

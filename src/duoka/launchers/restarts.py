@@ -23,7 +23,7 @@ from duoka.launchers.hints import MEMORY
 from duoka.launchers.processes import Signals, signal_name
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
-from duoka.plan import Kind, Plan
+from duoka.planning.plan import Kind, Plan
 from duoka.private.texts import LOST_GPU, says
 from duoka.supervision.status_board import name_ranks
 

@@ -16,12 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duoka import environment
 from duoka.devices.vendors import variables_for
-from duoka.environment import RankInfo
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
-from duoka.plan import Device, Kind, Plan
+from duoka.planning.plan import Device, Kind, Plan
 from duoka.private.python import (
     forget_exit_functions,
     join_threads,
@@ -34,6 +32,8 @@ from duoka.script.target import run_target
 from duoka.supervision import debugging, ending, loader_deaths, tracebacks
 from duoka.supervision.ending import Ending
 from duoka.supervision.status_board import StatusBoard, StatusSlot
+from duoka.system import environment
+from duoka.system.environment import RankInfo
 from duoka.system.libc import flush_c_streams
 from duoka.system.messages import Lines
 
@@ -348,7 +348,7 @@ def _run_and_record(worker: WorkerArguments, info: RankInfo) -> Ending:
 def _wait_for_gpu() -> None:
     """Wait for the kernels that still run: an error of theirs is raised here, or nowhere."""
     if "torch" in sys.modules:
-        from duoka import accelerator
+        from duoka.devices import accelerator
 
         if module := accelerator.in_use():
             module.synchronize()

@@ -17,7 +17,7 @@ from duoka.errors import WorkerFailed
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals, fork, redirect
 from duoka.launchers.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.supervision.ending import Ending
 from duoka.system.processes import session_members
 

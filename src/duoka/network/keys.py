@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duoka import environment
 from duoka.errors import OptionError, RunError
-from duoka.options import Machines
+from duoka.planning.options import Machines
+from duoka.system import environment
 
 SHORTEST = 16  # bytes
 LONGEST = 4096

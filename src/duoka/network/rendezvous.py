@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from duoka.environment import RankInfo
 from duoka.private.torch import all_groups, rendezvous_handlers
+from duoka.system.environment import RankInfo
 from duoka.system.libc import names_from_files
 
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from duoka import environment
 from duoka.network.keys import Key
 from duoka.supervision.status_board import SLOT_SIZE, StatusBoard
+from duoka.system import environment
 from duoka.system.machine import SHARED_MEMORY, machine_name
 from duoka.view.collectives import shared_memory
 from duoka.view.collectives.base import CollectiveSlot, Exchange

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka.environment import RankInfo
 from duoka.network.keys import Key
 from duoka.network.rendezvous import reach_store
 from duoka.origins.communication import Communication
 from duoka.origins.origin import Origin
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
+from duoka.system.environment import RankInfo
 from duoka.view.collectives.base import CollectiveSlot, Exchange
 from duoka.view.collectives.direct import between
 from duoka.view.collectives.shared_memory import SharedMemoryExchange

@@ -58,7 +58,7 @@ from duoka.plain import (
 )
 from duoka.plain.session import open_session
 from duoka.plain.shared_random import SharedRandom
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.strategies import create
 from duoka.view.collectives.base import Collectives
 from duoka.view.support.determinism import be_deterministic

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka import accelerator
+from duoka.devices import accelerator
 from duoka.devices.vendors import TYPES
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session

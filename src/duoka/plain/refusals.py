@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from duoka import accelerator
+from duoka.devices import accelerator
 from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.view.support.user_code import user_line

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from duoka.options import BatchNorm, Loading, Randomness
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
+from duoka.planning.options import BatchNorm, Loading, Randomness
 from duoka.private.lookup import untested
 from duoka.strategies import Strategy
 from duoka.strategies.balancing import Balance
@@ -22,7 +22,7 @@ from duoka.view.view import View
 
 
 class SessionSettings(Protocol):
-    """The settings that change numbers: of a plain script `duoka.plan.Plan`, of the API `RunSettings`."""
+    """The settings that change numbers: of a plain script `duoka.planning.plan.Plan`, of the API `RunSettings`."""
 
     @property
     def batch_norm(self) -> BatchNorm:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from duoka.plan import Kind, Plan
+from duoka.planning.plan import Kind, Plan
 from duoka.proving.comparing import Bound, Gap, Judgement, RunComparison, Verdict, compare, judge, meets, worse
 from duoka.proving.recorder import Recorder
 from duoka.proving.recording import Recording

@@ -11,9 +11,9 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
-from duoka import environment
 from duoka.errors import MISSING, OptionError, PeerLost
 from duoka.origins.process import this_process
+from duoka.system import environment
 
 
 def main() -> None:

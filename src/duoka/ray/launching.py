@@ -20,11 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from duoka import engines, environment
+from duoka import engines
 from duoka.devices.spec import parse
 from duoka.errors import DuokaError, OptionError, TimedOut, WorkerFailed
-from duoka.options import MOST_MACHINES, waiting
 from duoka.origins.process import this_process
+from duoka.planning.options import MOST_MACHINES, waiting
+from duoka.system import environment
 
 MOST_RETRIES = 1000
 END_WAIT = 60.0  # seconds in which commands end by themselves once another one has failed

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from duoka import environment
 from duoka.errors import OptionError
-from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, scripting, transforms
 from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
+from duoka.planning.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.run.backward import BackwardObserver
 from duoka.strategies import create
+from duoka.system import environment
 from duoka.view.collectives.base import Collectives
 from duoka.view.support.determinism import be_deterministic
 

@@ -20,8 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from duoka.errors import OptionError
-from duoka.options import one_of
 from duoka.origins.process import this_process
+from duoka.planning.options import one_of
 from duoka.view.tensor.batch import BatchTensor
 
 Value = float | int | str

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from duoka.accelerator import memory_of
+from duoka.devices.accelerator import memory_of
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled

@@ -18,7 +18,7 @@ from duoka.data.loader import Loader, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.origins.origin import Origin
 from duoka.origins.process import this_process
-from duoka.plan import check_strategy
+from duoka.planning.plan import check_strategy
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions

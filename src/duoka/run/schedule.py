@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from duoka.errors import OptionError
-from duoka.options import one_of
+from duoka.planning.options import one_of
 
 Rule = Literal["linear", "sqrt"]
 

@@ -14,18 +14,19 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from duoka import accelerator, environment
+from duoka.devices import accelerator
 from duoka.devices.vendors import TYPES, visible
 from duoka.errors import DeviceError, OptionError
-from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
 from duoka.origins.forked import Forked
 from duoka.origins.origin import Origin, find_origin
 from duoka.origins.process import this_process
+from duoka.planning.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
 from duoka.run.agreement import check_same
 from duoka.run.api_session import RunSettings, open_api_session
 from duoka.run.logs import check_logs, open_logs
 from duoka.run.run import Run
 from duoka.strategies.compress import compression
+from duoka.system import environment
 from duoka.system.messages import say
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.one_rank import OneRank

@@ -2,6 +2,7 @@
 
     files.py    the script and the local files that it imports
     signs.py    source code that shows the kind
+    target.py   runs it as the main program
     read()      the verdict on both
 
 A file that does not parse has no signs; Python reports the error when the script runs.
@@ -13,11 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from duoka.options import Target
-from duoka.script.files import sources
+from duoka.script.files import Target, sources
 from duoka.script.signs import ANY, Findings, Meaning, Sign, look
 
-__all__ = ["Kind", "Script", "read"]
+__all__ = ["Kind", "Script", "Target", "read"]
 
 BINDING = (Meaning.STARTS, Meaning.NEEDS, Meaning.HANDS_OVER)
 DISTRIBUTED = (*BINDING, Meaning.WANTS, Meaning.ADAPTS)

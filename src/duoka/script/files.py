@@ -17,11 +17,19 @@ from functools import cache
 from pathlib import Path
 
 from duoka.errors import ScriptError
-from duoka.options import Target
 
 STANDARD_INPUT = "-"  # in place of a script's name, as for Python
 TYPED = "<stdin>"  # Python's file name of such a script
 MOST_FILES = 500  # the nearest first; further files of a large program are not read
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The script to run: its path, or with `is_module` a module's dotted name."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
 
 
 @dataclass(frozen=True, slots=True)

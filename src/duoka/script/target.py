@@ -11,8 +11,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
 from duoka.errors import ScriptError
-from duoka.options import Target
-from duoka.script.files import STANDARD_INPUT, TYPED, standard_input
+from duoka.script.files import STANDARD_INPUT, TYPED, Target, standard_input
 
 
 def run_target(target: Target, first_args: Sequence[str] = ()) -> None:

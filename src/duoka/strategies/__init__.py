@@ -1,4 +1,4 @@
-"""The strategies by name. A new one is a file and a line here (and in `duoka.plan`, which does not import torch)."""
+"""The strategies by name. A new one is a file and a line here (and in `planning/plan.py`, without torch)."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from duoka import environment
 from duoka.errors import Refused
-from duoka.plan import Kind
+from duoka.planning.plan import Kind
+from duoka.system import environment
 
 
 def refuse(kind: Kind, world_size: int, rank: int) -> None:

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from duoka import environment
 from duoka.origins.forked import Forked
 from duoka.origins.process import this_process
 from duoka.supervision.status_board import StatusSlot
+from duoka.system import environment
 from duoka.trials.scratch import Scratch, redirect
 
 END = "end.json"

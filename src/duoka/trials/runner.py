@@ -21,7 +21,7 @@ from duoka.launchers.local import RunContext, attempt, import_once
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals
 from duoka.launchers.verdict import Verdict
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.system.processes import is_alive
 from duoka.trials.observer import TrialObserver, end_of
 

@@ -18,7 +18,7 @@ from statistics import fmean
 from urllib.parse import parse_qs, urlsplit
 
 from duoka.devices.gpu import Gpu
-from duoka.plan import Plan
+from duoka.planning.plan import Plan
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.history import History, Point, RunEvent

@@ -24,7 +24,7 @@ from duoka.system.machine import runtime_folder
 from duoka.watching.sample import RankSample, RunSample, sample_rank
 
 if TYPE_CHECKING:
-    from duoka.plan import Plan
+    from duoka.planning.plan import Plan
 
 BOARD = "duoka-board"  # name of the unnamed file
 LONGEST = 20_000  # characters of a report
@@ -82,7 +82,7 @@ class RunRecord:
 
 def record_of(plan: Plan, run: str = "") -> RunRecord:
     """Return the record of a run of this process that begins now. run: its name, equal on all machines."""
-    from duoka.plan import Kind  # `duoka gpus`, which only reads records, imports no more than it needs
+    from duoka.planning.plan import Kind  # `duoka gpus`, which only reads records, imports no more than it needs
 
     is_distributed, machines = plan.kind is Kind.DISTRIBUTED, plan.machines
     names = tuple(map(machines.where, range(machines.count)))

@@ -111,7 +111,13 @@ def test_no_other_file_names_a_vendor_s_device() -> None:
     """Files that read what scripts and torch say do: they are listed."""
     named = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if _names_one(path)}
     others = {name for name in named if not name.startswith("devices/vendors/")}
-    assert others == {"doctor/nvidia.py", "environment.py", "private/texts.py", "private/torch.py", "script/signs.py"}
+    assert others == {
+        "doctor/nvidia.py",
+        "system/environment.py",
+        "private/texts.py",
+        "private/torch.py",
+        "script/signs.py",
+    }
 
 
 def _names_one(path: Path) -> bool:

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from duoka import environment
 from duoka.devices.vendors import amd, apple, ascend, intel, nvidia
 from duoka.devices.vendors.report import Report
+from duoka.system import environment
 
 if TYPE_CHECKING:
     from duoka.devices import Device

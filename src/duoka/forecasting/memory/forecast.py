@@ -11,7 +11,7 @@ from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
 from duoka.forecasting.memory.moments import MemoryLayout, MemoryRecord, peak
 from duoka.forecasting.memory.recorder import MemoryRecorder
-from duoka.plan import Kind, Plan
+from duoka.planning.plan import Kind, Plan
 from duoka.trials.runner import NoSteps, trial_runner
 
 STEPS = 3  # the first is not recorded: the optimizer makes its state in it

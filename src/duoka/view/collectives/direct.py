@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka import environment
 from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.addresses import address_of
 from duoka.network.keys import Key
+from duoka.system import environment
 from duoka.system.messages import printable
 from duoka.view.collectives.base import CollectiveSlot, PeerFailed
 from duoka.view.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.environment import variable
 from duoka.private.torch import (
     FORWARD_MODE,
     GLOBAL_HOOKS,
@@ -25,6 +24,7 @@ from duoka.private.torch import (
     make_wrapper,
     transform_level,
 )
+from duoka.system.environment import variable
 from duoka.view.dispatch import replay
 from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, replicate
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail

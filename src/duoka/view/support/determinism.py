@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from duoka import environment
+from duoka.system import environment
 
 
 def be_deterministic(device: torch.device) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from duoka import environment
-from duoka.environment import RANKS, RankInfo
+from duoka.system import environment
+from duoka.system.environment import RANKS, RankInfo
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -138,4 +138,4 @@ def test_no_other_file_touches_the_environment() -> None:
         if touches(node)
     }
     # Importing duoka imports none of its modules, and one variable must be set before torch is imported.
-    assert found == {"src/duoka/environment.py", "src/duoka/__init__.py"}
+    assert found == {"src/duoka/system/environment.py", "src/duoka/__init__.py"}

@@ -1,4 +1,4 @@
-"""Decided settings, frozen. `decide` makes a `Plan` from requested settings; `duoka.cli.describing` prints it."""
+"""Decided settings, frozen. `decide` makes a `Plan` from requested settings; `describing.py` prints it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from duoka.devices import Choice, Device, choose, spec
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory, units
 from duoka.errors import OptionError
-from duoka.options import (
+from duoka.planning.options import (
     ONE_MACHINE,
     BatchNorm,
     Loading,
     Machines,
     Options,
     Randomness,
-    Target,
     Verbosity,
     one_of,
     row_weights,
     shares_for,
     shares_of,
 )
-from duoka.script import Kind, Script
+from duoka.script import Kind, Script, Target
 
 __all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "check_strategy", "decide", "joined"]
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from duoka.cli.describing import details, header
 from duoka.devices.inventory import Gpu, Inventory
 from duoka.errors import DeviceError, OptionError, ScriptError
-from duoka.options import Machines, Options, Target
-from duoka.plan import Device, Kind, Plan, decide, joined
+from duoka.planning.describing import details, header
+from duoka.planning.options import Machines, Options
+from duoka.planning.plan import Device, Kind, Plan, decide, joined
+from duoka.script import Target
 
 CPUS = Inventory((), 4, "no NVIDIA driver answers here")
 GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", 1 << 37) for index in range(4)), 16, "")

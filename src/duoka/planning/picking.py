@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import torch
 
-from duoka import environment
 from duoka.devices import Choice, Device, allowed_gpus, choose
 from duoka.devices.allocation import AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
@@ -15,7 +14,8 @@ from duoka.devices.locks import HeldLocks
 from duoka.devices.spec import parse
 from duoka.devices.vendors import variables_for
 from duoka.errors import DeviceError
-from duoka.options import waiting
+from duoka.planning.options import waiting
+from duoka.system import environment
 from duoka.system.messages import say
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from duoka.devices import Device
-from duoka.options import Machines
-from duoka.plan import STRATEGIES, Plan
+from duoka.planning.options import Machines
+from duoka.planning.plan import STRATEGIES, Plan
 from duoka.script import Kind
 
 

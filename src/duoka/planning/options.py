@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from duoka.errors import MISSING, OptionError
+from duoka.script import Target
 
 BatchNorm = Literal["whole", "local"]
 KindWord = Literal["auto", "plain", "distributed", "api"]
@@ -36,15 +37,6 @@ _NUMBERS = {
     "--machines": f"a whole number from 1 to {MOST_MACHINES}",
     "--machine": "the number of this machine, 0 for the first",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The script to run: its path, or with `is_module` a module's dotted name."""
-
-    name: str
-    args: tuple[str, ...] = ()
-    is_module: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.errors import OptionError
-from duoka.options import Machines, Options, Target, memory_size, seconds, which_machines, whole_number
+from duoka.planning.options import Machines, Options, memory_size, seconds, which_machines, whole_number
+from duoka.script import Target
 
 TARGET = Target("train.py")
 
