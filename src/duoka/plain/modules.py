@@ -22,13 +22,13 @@ from duoka.view.support.hook_numbers import unnumbered
 
 def install(session: Session) -> None:
     """Intercept `nn.Module.__call__` and `torch.utils.checkpoint.checkpoint`."""
-    calls = session.calls
+    calls, make, is_compiling = session.calls, session.calls.call, torch.compiler.is_compiling
 
     def make_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():  # compiled code is given local rows
+            if is_compiling():  # compiled code is given local rows
                 return original(self, *args, **kwargs)
-            return calls.call(original, self, args, kwargs)
+            return make(original, self, args, kwargs)
 
         return call
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -336,12 +337,12 @@ def test_methods_leave_modes_and_other_classes_to_torch() -> None:
     assert seen == ["view", "own add"]
 
 
-@pytest.mark.parametrize("grown", ["hook", "compiled", "other"])
+@pytest.mark.parametrize("grown", ["hook", "compiled", "whole"])
 def test_modules_that_are_no_longer_ordinary(chosen: str, grown: str) -> None:
     """What is known of a class decides nothing about a module that has been given a hook since."""
 
     def work(view: View) -> None:
-        calls, inner = ModuleCalls(view), nn.Linear(3, 3)
+        calls, inner, seen = ModuleCalls(view), nn.Linear(3, 3), list[Any]()
         assert (engine.chosen() is None) == (chosen == "python")
 
         def call(module: nn.Module, *args: Any) -> Any:
@@ -356,14 +357,16 @@ def test_modules_that_are_no_longer_ordinary(chosen: str, grown: str) -> None:
                 return call(self.inner, x)
 
         def is_ordinary(*args: Any) -> bool:
-            return calls._call_ordinary(lambda *_: None, inner, args, {}) is not engine.UNUSUAL
+            seen.clear()
+            calls.call(lambda *_: None, inner, args, {})
+            return not seen
 
         outer, batch = Outer(), BatchTensor.of(torch.randn(4, 3), view)
         for _ in range(3):
             call(outer, batch)
-        known = calls._ordinary[nn.Linear]
-        calls._here.around = batch._spec.partition
-        assert known is True
+        assert calls._ordinary[nn.Linear] is True
+        calls._here.ordinary = calls._ordinary
+        calls.unusual = lambda *args: seen.append(args)  # type: ignore[method-assign]
         assert is_ordinary(batch)
         if grown == "hook":
             inner.register_full_backward_hook(lambda *_: None)
@@ -373,9 +376,8 @@ def test_modules_that_are_no_longer_ordinary(chosen: str, grown: str) -> None:
             inner.register_backward_hook(lambda *_: None)
         elif grown == "compiled":
             inner._compiled_call_impl = lambda *_: None
-        else:
-            calls._here.whole = True
-        assert not is_ordinary(batch)
+        with calls.computed_whole() if grown == "whole" else nullcontext():
+            assert not is_ordinary(batch)
         assert not is_ordinary(torch.randn(4, 3))
         assert not is_ordinary()
 
@@ -451,8 +453,8 @@ def test_modules_that_call_one_function(chosen: str, kind: Any, monkeypatch: pyt
 
     def work(view: View) -> list[Any]:
         calls, module, batch = ModuleCalls(view), copy.deepcopy(start), BatchTensor.of(x, view)
-        calls._here.around = batch._spec.partition
         calls._ordinary.keep(kind, True)
+        calls._here.ordinary = calls._ordinary
         call = partial(calls.call, nn.Module.__call__)
         return list(values(module, lambda module, batch: call(module, (batch,), {}), batch))
 

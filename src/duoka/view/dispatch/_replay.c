@@ -14,7 +14,7 @@ stay the same: one build serves every Python from 3.10 on, and every torch. */
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 3 /* of what engine.py relies on: a module that was built before a change is not used */
+#define VERSION 4 /* of what engine.py relies on: a module that was built before a change is not used */
 #define MOST_WORDS 256 /* of a call, and so on: a call with more is made by `dispatch` */
 #define MOST_ARGUMENTS 32
 #define MOST_INPUTS 32
@@ -27,7 +27,7 @@ stay the same: one build serves every Python from 3.10 on, and every torch. */
     X(batch) X(tensor) X(parameter) X(size) X(dtype) X(memory_format) X(getter) X(outdated) X(dispatch) X(made)        \
     X(failed) X(count_write) X(replicate) X(may_raise) X(may_fail) X(by_item) X(transform_level) X(forward_mode)       \
     X(count_dispatch_modes) X(is_inference_mode) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)                     \
-    X(modes_are_active) X(is_enabled) X(module_hooks) X(leaves) X(identity) X(unusual)
+    X(modes_are_active) X(is_enabled) X(module_hooks) X(leaves) X(identity)
 
 enum {
 #define X(name) OF_##name,
@@ -47,8 +47,7 @@ static PyObject *given[COUNT];
 #define ATTRIBUTES(X)                                                                                                  \
     X(_rows) X(_meta) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(aliased)     \
     X(copies) X(shares) X(count) X(exact) X(of_parameters) X(has_sharded) X(watch) X(requires_grad) X(is_leaf)         \
-    X(start) X(stop) X(step) X(_here) X(around) X(whole) X(_ordinary) X(_compiled) X(_on_rows) X(active) X(recomputed)         \
-    X(_compiled_call_impl) X(direct) X(__dict__) X(forward) X(_parameters) X(_current_level) X(_forward_hooks)         \
+    X(start) X(stop) X(step) X(_here) X(ordinary) X(unusual) X(_compiled_call_impl) X(direct) X(__dict__) X(forward) X(_parameters) X(_current_level) X(_forward_hooks)         \
     X(_forward_pre_hooks) X(_backward_hooks) X(_backward_pre_hooks)
 
 enum {
@@ -332,11 +331,11 @@ static PyObject *dict_of(PyObject *const *keys, PyObject *const *items, int coun
 
 /* --- making batches */
 
-/* The properties of a batch, and the arguments for its wrapper. */
+/* The properties of a batch, and the arguments for its wrapper. kind: dtype, type and index of the device. */
 typedef struct {
     PyObject *meta, *positional, *named; /* owned */
     int64_t dims, sizes[MOST_DIMS];
-    int32_t dtype, device_type, device_index;
+    int32_t kind[3], is_default; /* is_default: as long as that of a new tensor is the same */
 } Made;
 
 static void clear_made(Made *made)
@@ -360,32 +359,49 @@ static int set_made(Made *made, PyObject *meta)
     return made->positional != NULL && made->dims <= MOST_DIMS && !PyErr_Occurred() ? YES : NO;
 }
 
+static int kind_of(PyObject *tensor, int32_t *kind)
+{
+    void *handle = HANDLE(tensor);
+    return get_dtype(handle, &kind[0]) == 0 && get_device_type(handle, &kind[1]) == 0
+           && get_device_index(handle, &kind[2]) == 0;
+}
+
 /* YES if rows have the properties in `made`, where the last ones from another device are put. */
 static int fits(Made *made, PyObject *rows)
 {
-    void *handle = HANDLE(rows);
     int64_t dims, *sizes;
-    int32_t dtype, type, index;
-    if ((PyObject *)Py_TYPE(rows) != THE(tensor) || get_dim(handle, &dims) != 0 || dims != made->dims
-        || get_sizes(handle, &sizes) != 0 || memcmp(sizes, made->sizes, (size_t)dims * sizeof(int64_t)) != 0)
+    int32_t kind[3];
+    if ((PyObject *)Py_TYPE(rows) != THE(tensor) || get_dim(HANDLE(rows), &dims) != 0 || dims != made->dims
+        || get_sizes(HANDLE(rows), &sizes) != 0 || memcmp(sizes, made->sizes, (size_t)dims * sizeof(int64_t)) != 0
+        || !kind_of(rows, kind))
         return NO;
-    if (get_dtype(handle, &dtype) != 0 || get_device_type(handle, &type) != 0 || get_device_index(handle, &index) != 0)
-        return NO;
-    if (made->named != NULL && dtype == made->dtype && type == made->device_type && index == made->device_index)
+    if (made->named != NULL && memcmp(kind, made->kind, sizeof(kind)) == 0)
         return YES;
     PyObject *keys[] = {NAME(dtype), NAME(device)}, *values[] = {GET(made->meta, dtype), GET(rows, device)};
     int alike = values[0] == NULL || values[1] == NULL ? FAILED : attribute_is(rows, A_dtype, values[0]);
     if (alike == YES) {
         Py_XDECREF(made->named);
         made->named = dict_of(keys, values, 2);
-        made->dtype = dtype;
-        made->device_type = type;
-        made->device_index = index;
+        memcpy(made->kind, kind, sizeof(kind));
+        made->is_default = YES;
         alike = made->named == NULL ? FAILED : YES;
     }
     Py_XDECREF(values[0]);
     Py_XDECREF(values[1]);
     return alike;
+}
+
+/* Make a wrapper. torch takes as long to parse a dtype and a device as for all the rest, so these are left out as long
+   as they are torch's defaults. */
+static PyObject *make_wrapper(Made *made)
+{
+    int32_t kind[3];
+    PyObject *batch = PyObject_Call(THE(make_wrapper), made->positional, made->is_default ? NULL : made->named);
+    if (batch == NULL || !made->is_default || (kind_of(batch, kind) && memcmp(kind, made->kind, sizeof(kind)) == 0))
+        return batch;
+    made->is_default = NO;
+    Py_DECREF(batch);
+    return make_wrapper(made);
 }
 
 /* Make a batch of rows, as `remake` of replay.py, which makes what is not as the rule returned it. */
@@ -394,10 +410,10 @@ static PyObject *make(Made *made, PyObject *rows)
     int alike = fits(made, rows);
     if (alike != YES)
         return alike == FAILED ? NULL : PyObject_CallFunctionObjArgs(THE(made), rows, made->meta, NULL);
-    PyObject *batch = PyObject_Call(THE(make_wrapper), made->positional, made->named);
-    if (batch != NULL
-        && (PyObject_SetAttr(batch, NAME(_rows), rows) < 0 || PyObject_SetAttr(batch, NAME(_meta), made->meta) < 0))
+    PyObject *batch = make_wrapper(made), *dict = batch == NULL ? NULL : PyObject_GenericGetDict(batch, NULL);
+    if (dict == NULL || PyDict_SetItem(dict, NAME(_rows), rows) < 0 || PyDict_SetItem(dict, NAME(_meta), made->meta) < 0)
         Py_CLEAR(batch);
+    Py_XDECREF(dict);
     return batch;
 }
 
@@ -986,35 +1002,19 @@ static int is_empty(PyObject *dict, int name)
     return size < 0 ? FAILED : size == 0;
 }
 
-/* As `ModuleCalls._is_ordinary`, for a module that is called with a batch within another's call. */
+/* As `ModuleCalls._in_python` decides, for a module that is called with a batch. */
 static int is_ordinary_module(PyObject *calls, PyObject *module, PyObject *of_module)
 {
-    PyObject *here = GET(calls, _here), *kinds = NULL, *compiled = NULL, *on_rows, *view;
-    int found = here == NULL ? FAILED : attribute_is(here, A_around, Py_None);
-    found = found == NO ? attribute_is(here, A_whole, Py_False) : found == YES ? NO : FAILED;
-    Py_XDECREF(here);
-    ADD(found);
-    if ((kinds = GET(calls, _ordinary)) == NULL)
+    PyObject *of_calls = PyObject_GenericGetDict(calls, NULL), *here = of_calls == NULL ? NULL : OF(of_calls, _here);
+    PyObject *ordinary = here == NULL ? NULL : GET(here, ordinary);
+    Py_XDECREF(of_calls);
+    if (ordinary == NULL)
         return FAILED;
-    found = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(module)) == Py_True;
-    Py_DECREF(kinds);
+    int found = PyDict_GetItemWithError(ordinary, (PyObject *)Py_TYPE(module)) == Py_True;
+    Py_DECREF(ordinary);
     ADD(found);
-    if ((compiled = GET(calls, _compiled)) == NULL)
-        return FAILED;
-    on_rows = GET(compiled, _on_rows);
-    Py_DECREF(compiled);
-    found = on_rows == NULL ? FAILED : attribute_is(on_rows, A_active, Py_False);
-    Py_XDECREF(on_rows);
-    ADD(found);
-    if ((view = GET(calls, view)) == NULL)
-        return FAILED;
-    PyObject *recomputed = GET(view, recomputed);
-    Py_ssize_t count = recomputed == NULL ? -1 : PyObject_Size(recomputed);
-    Py_DECREF(view);
-    Py_XDECREF(recomputed);
-    ADD(count < 0 ? FAILED : count == 0);
     ADD(is_empty(of_module, A__backward_hooks));
-    ADD(PyObject_Size(PyTuple_GetItem(THE(module_hooks), 0)) == 0);
+    ADD(PyDict_Size(PyTuple_GetItem(THE(module_hooks), 0)) == 0);
     PyObject *implementation = OF(of_module, _compiled_call_impl);
     return implementation == NULL || implementation == Py_None;
 }
@@ -1041,7 +1041,7 @@ static PyObject *leaf(PyObject *module, PyObject *of_module, PyObject *batch)
         if (is_empty(of_module, hooks[i]) != YES)
             return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_Size(THE(module_hooks)); i++)
-        if (PyObject_Size(PyTuple_GetItem(THE(module_hooks), i)) != 0)
+        if (PyDict_Size(PyTuple_GetItem(THE(module_hooks), i)) != 0)
             return NULL;
     if ((found = GET(kind, forward)) == NULL)
         return NULL;
@@ -1065,36 +1065,37 @@ static PyObject *leaf(PyObject *module, PyObject *of_module, PyObject *batch)
     return out == NULL && !PyErr_Occurred() && described == YES ? by_dispatch(&call, found) : out;
 }
 
-/* call_module(calls, original, module, args, kwargs): the result of an ordinary module call; `unusual` for others, which
-   `ModuleCalls` decides about. */
+/* call_module(calls, original, module, args, kwargs): make a module call; `ModuleCalls.unusual` makes those that are not
+   ordinary. */
 static PyObject *call_module(PyObject *self, PyObject *const *values, Py_ssize_t count)
 {
     PyObject *out = NULL, *module, *args, *of_module, *all;
+    int ordinary = NO;
     if (count != 5 || !PyTuple_Check(values[3]) || !PyDict_Check(values[4])) {
         PyErr_SetString(PyExc_TypeError, "call_module takes calls, original, module, args, kwargs");
         return NULL;
     }
     module = values[2];
     args = values[3];
-    Py_ssize_t given_args = PyTuple_Size(args);
-    if (given_args == 0 || (PyObject *)Py_TYPE(PyTuple_GetItem(args, 0)) != THE(batch))
-        return ref(THE(unusual));
-    if ((of_module = PyObject_GenericGetDict(module, NULL)) == NULL)
-        return NULL;
-    int ordinary = is_ordinary_module(values[0], module, of_module);
-    if (ordinary == YES && given_args == 1 && PyDict_Size(values[4]) == 0)
-        out = leaf(module, of_module, PyTuple_GetItem(args, 0));
-    Py_DECREF(of_module);
+    Py_ssize_t arg_count = PyTuple_Size(args);
+    if (arg_count > 0 && (PyObject *)Py_TYPE(PyTuple_GetItem(args, 0)) == THE(batch)) {
+        if ((of_module = PyObject_GenericGetDict(module, NULL)) == NULL)
+            return NULL;
+        ordinary = is_ordinary_module(values[0], module, of_module);
+        if (ordinary == YES && arg_count == 1 && PyDict_Size(values[4]) == 0)
+            out = leaf(module, of_module, PyTuple_GetItem(args, 0));
+        Py_DECREF(of_module);
+    }
     if (ordinary != YES) {
         PyErr_Clear();
-        return ref(THE(unusual));
+        return PyObject_CallMethodObjArgs(values[0], NAME(unusual), values[1], module, args, values[4], NULL);
     }
     if (out != NULL || PyErr_Occurred())
         return out;
-    if ((all = PyTuple_New(given_args + 1)) == NULL)
+    if ((all = PyTuple_New(arg_count + 1)) == NULL)
         return NULL;
     PyTuple_SetItem(all, 0, ref(module));
-    for (Py_ssize_t i = 0; i < given_args; i++)
+    for (Py_ssize_t i = 0; i < arg_count; i++)
         PyTuple_SetItem(all, i + 1, ref(PyTuple_GetItem(args, i)));
     out = PyObject_Call(values[1], all, values[4]);
     Py_DECREF(all);
@@ -1153,7 +1154,7 @@ static PyMethodDef methods[] = {
     {"described", described, METH_VARARGS, "described(func, args, kwargs): (words, inputs), or None."},
     {"methods_of", methods_of, METH_VARARGS, "methods_of(kind, function_of): descriptors of methods, by name."},
     {"call_module", (PyCFunction)(void (*)(void))call_module, METH_FASTCALL,
-     "call_module(calls, original, module, args, kwargs): an ordinary module call; `unusual` for others."},
+     "call_module(calls, original, module, args, kwargs): make a module call."},
     {"configure", configure, METH_VARARGS,
      "configure(functions, tensor, address, objects): set what this module uses; False if this torch is unknown."},
     {NULL, NULL, 0, NULL}};

@@ -30,7 +30,7 @@ from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, r
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
 from duoka.view.tensor.batch import BatchTensor
 
-_VERSION = 3  # as in _replay.c
+_VERSION = 4  # as in _replay.c
 _IN_PYTHON = BatchTensor.__dict__["__torch_function__"]
 
 
@@ -108,12 +108,9 @@ def _configure(engine: Any) -> bool:
         "module_hooks": GLOBAL_HOOKS,
         "leaves": LEAVES,
         "identity": nn.Identity,
-        "unusual": UNUSUAL,
     }
     return bool(engine.configure(functions, tensor, implementation_of(tensor), objects))
 
-
-UNUSUAL = object()  # what the engine returns in place of the result of a module call that it does not make
 
 # Modules whose `forward` calls a function with a batch and these attributes, the last ones by name:
 # class -> (forward, function, number of attributes by name, attributes).

@@ -6,6 +6,7 @@ Nothing is proven here; `duoka prove` compares the numbers with one device's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -40,8 +41,10 @@ def compute_opaque(
     return on_own_rows(name, func, args, kwargs)
 
 
-def on_own_rows(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `func` with this rank's rows of each batch, and make batches of its outputs.
+def on_own_rows(
+    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], draws: bool = True
+) -> Any:
+    """Call `func` with this rank's rows of each batch, and make batches of its outputs. draws: whether it may draw.
 
     Raises:
         Refused: the batches do not hold the same samples in the same dimension, an output does not hold this rank's
@@ -56,7 +59,7 @@ def on_own_rows(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwar
             raise Refused(f"{_named(name)} was given batches that do not hold the same samples in one dimension")
         given = {id(batch._local): batch for batch in batches}
         rows, named = tree_map_only(Tensor, partial(_local, spec), (args, kwargs))
-        with SeededMode(partial(_refuse_draw, name)):
+        with SeededMode(partial(_refuse_draw, name)) if draws else nullcontext():
             out = func(*rows, **named)
 
         def batch_of(tensor: Tensor) -> BatchTensor:

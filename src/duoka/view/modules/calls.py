@@ -18,19 +18,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from duoka.private.torch import has_node_hooks, is_compiled_call, uncounted
+from duoka.private.torch import has_node_hooks, is_compiled_call, tree_map_only, uncounted
 from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch import engine
 from duoka.view.dispatch.own_rows import on_own_rows
-from duoka.view.modules.compiled import Compiled
-from duoka.view.modules.padding import leaves_out_padding, with_whole_parameters
+from duoka.view.modules.compiled import Compiled, ThreadState
+from duoka.view.modules.fast_paths import (
+    WITH_FAST_PATH,
+    leaves_out_padding,
+    pads_alike,
+    takes_rows,
+    with_whole_parameters,
+)
 from duoka.view.modules.recomputing import computed_again
 from duoka.view.row_independent import names_of_module
 from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
 from duoka.view.support.recent import KEPT, Recent
 from duoka.view.support.transforms import operators_are_observed
-from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all, whole_batch_error, whole_like
 from duoka.view.view import View
 
 Original = Callable[..., Any]
@@ -83,18 +89,6 @@ class _Given:
                 self.leaf.copy_(whole)
 
 
-class _ThreadState(threading.local):
-    """State of the module call that a thread is running.
-
-    whole: True in a call that is computed on all rows. around: the partition of the outermost module's batch.
-    outermost: True outside of calls with a batch. leaves_out_padding: True in a call of an encoder's fast path.
-    """
-
-    whole = leaves_out_padding = False
-    around: Partition | None = None
-    outermost = True
-
-
 class ModuleCalls:
     """Handles every module call of a script.
 
@@ -104,19 +98,28 @@ class ModuleCalls:
     def __init__(self, view: View, converts: bool = True) -> None:
         self.view, self._converts = view, converts
         self._thread = threading.get_ident()
-        self._here = _ThreadState()
+        self._here = ThreadState()
         self._synchronized: WeakSet[nn.Module] = WeakSet()
         self._searches: WeakKeyDictionary[nn.Module, dict[Any, _DimSearch]] = WeakKeyDictionary()
-        self._compiled = Compiled(view)
-        self._ordinary = Recent(KEPT)  # class -> False if its modules are compiled, or may leave out padding
+        self._compiled = Compiled(view, self._here)
+        self._ordinary = Recent(KEPT)  # class -> False if its modules are compiled, or have a fast path
+        # call(original, module, args, kwargs): make the call `module(*args, **kwargs)` of the script; `original` is
+        # torch's `nn.Module.__call__`.
         in_c = engine.chosen()
-        self._call_ordinary = self._ordinary_in_python if in_c is None else partial(in_c.call_module, self)
+        self.call = self._in_python if in_c is None else partial(in_c.call_module, self)
 
-    def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call `module(*args, **kwargs)` of the script; `original` is torch's `nn.Module.__call__`."""
-        out = self._call_ordinary(original, module, args, kwargs)
-        if out is not engine.UNUSUAL:
-            return out
+    def _in_python(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call; nothing else is to be done for an ordinary module with a batch within another's call."""
+        is_ordinary = (
+            bool(args)
+            and type(args[0]) is BatchTensor
+            and bool(self._here.ordinary.get(type(module)))
+            and not (has_node_hooks(module) or is_compiled_call(module))
+        )
+        return original(module, *args, **kwargs) if is_ordinary else self.unusual(original, module, args, kwargs)
+
+    def unusual(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of a module that may not be ordinary, or without a batch."""
         here = self._here
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
@@ -128,7 +131,10 @@ class ModuleCalls:
             return original(module, *args, **kwargs)  # a mode of the script's sees what it calls
         if operators_are_observed() or _is_opaque(module):
             return self._whole(original, module, args, kwargs)
-        if leaves_out_padding(module):
+        if takes_rows(module, args, kwargs):
+            if pads_alike(module, args, kwargs):
+                return self._on_rows(original, module, args, kwargs)
+        elif leaves_out_padding(module):
             return self._whole(partial(self._without_padding, original), module, args, kwargs)
         if module in self.view.recomputed and torch.is_grad_enabled():
             original = partial(computed_again, original)
@@ -136,28 +142,16 @@ class ModuleCalls:
             return self._inner(original, module, args, kwargs)
         return self._outermost(original, module, args, kwargs)
 
-    def _ordinary_in_python(
-        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Make the call of a module with a batch within another's call, if there is nothing to do; else UNUSUAL."""
-        is_ordinary = (
-            bool(args)
-            and type(args[0]) is BatchTensor
-            and self._here.around is not None
-            and bool(self._ordinary[type(module)])
-            and not (self._here.whole or self._compiled.is_on_rows or self.view.recomputed)
-            and not (has_node_hooks(module) or is_compiled_call(module))
-        )
-        return original(module, *args, **kwargs) if is_ordinary else engine.UNUSUAL
-
     @contextmanager
     def computed_whole(self) -> Iterator[None]:
         """Split no plain inputs of modules that this thread calls in this context."""
-        before, self._here.whole = self._here.whole, True
+        here = self._here
+        before = here.whole, here.ordinary
+        here.whole, here.ordinary = True, {}
         try:
             yield
         finally:
-            self._here.whole = before
+            here.whole, here.ordinary = before
 
     @property
     def is_whole(self) -> bool:
@@ -175,7 +169,7 @@ class ModuleCalls:
         if is_compiled(module):
             return self._compiled.call(original, module, *args, **kwargs)
         if self._ordinary[type(module)] is None:
-            self._ordinary.keep(type(module), not isinstance(module, nn.TransformerEncoder))
+            self._ordinary.keep(type(module), not isinstance(module, WITH_FAST_PATH))
         around = self._here.around
         first = args[0] if args else None
         if around is None or type(first) is not Tensor or first.shape[:1] != (around.n,):
@@ -198,6 +192,7 @@ class ModuleCalls:
         else:
             partition = batch._spec.partition  # type: ignore[union-attr]
         here.outermost, here.around = False, partition
+        here.ordinary = {} if self.view.recomputed else self._ordinary
         if is_compiled(module):
             original = partial(self._compiled.call, original)
         try:
@@ -207,7 +202,7 @@ class ModuleCalls:
                 return self._with_split_inputs(original, module, args, kwargs, partition)
             return original(module, *args, **kwargs)
         finally:
-            here.outermost, here.around = True, None
+            here.outermost, here.around, here.ordinary = True, None, {}
 
     def _synchronize(self, module: nn.Module) -> None:
         """Make parameters and buffers equal on all ranks, at the first call of a module with a batch."""
@@ -234,6 +229,20 @@ class ModuleCalls:
             with self.view.whole_operations.timed(names_of_module(module)[0]):
                 args, kwargs = gather_all((args, kwargs))
                 return original(module, *args, **kwargs)
+
+    def _on_rows(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module with the local rows of its batches."""
+        if self._here.outermost:
+            self._synchronize(module)
+        if self.view.has_sharded:
+            original = partial(self._without_padding, original)
+        make = partial(original, module)
+        with self.computed_whole():
+            try:
+                return on_own_rows(type(module).__name__, make, args, kwargs, draws=False)
+            except Exception as error:
+                whole = tree_map_only(BatchTensor, whole_like, (args, kwargs))
+                raise whole_batch_error(error, self.view, lambda: make(*whole[0], **whole[1])) from None
 
     def _without_padding(self, original: Original, encoder: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call an encoder, which decides by its first layer's parameters whether padding is left out."""

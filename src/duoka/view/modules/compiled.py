@@ -34,6 +34,7 @@ from duoka.private.torch import (
     tree_unflatten,
 )
 from duoka.view.random.generators import random_states, set_random_states
+from duoka.view.shares.partition import Partition
 from duoka.view.support.sizes import SizeWatch, watched
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
@@ -53,20 +54,30 @@ class _NotProven(Exception):
     """The call has not run code that was compiled before."""
 
 
-class _OnRows(threading.local):
-    """True while this thread calls a compiled module with local rows."""
+class ThreadState(threading.local):
+    """State of the module call that a thread is running.
 
-    active = False
+    ordinary: classes (-> True) whose modules, called with a batch, need nothing but their call. whole: True in a call
+    that is computed on all rows. around: the partition of the outermost module's batch. outermost: True outside of
+    calls with a batch. on_rows: True in a call of a compiled module with local rows. leaves_out_padding: True in a
+    call of an encoder's fast path.
+    """
+
+    whole = on_rows = leaves_out_padding = False
+    around: Partition | None = None
+    outermost = True
+
+    def __init__(self) -> None:
+        self.ordinary: dict[type, bool] = {}
 
 
 class Compiled:
-    """The calls of compiled modules."""
+    """The calls of compiled modules. here: the state of module calls."""
 
-    def __init__(self, view: View) -> None:
-        self._view = view
+    def __init__(self, view: View, here: ThreadState) -> None:
+        self._view, self._here = view, here
         self._kinds: WeakKeyDictionary[nn.Module, dict[Any, _Outputs | None]] = WeakKeyDictionary()
         self._failed: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # module -> _BREAKS or _EAGER
-        self._on_rows = _OnRows()
 
     def call(self, original: Original, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Return `module(*args, **kwargs)`, compiled if that gives one device's numbers."""
@@ -94,18 +105,13 @@ class Compiled:
 
         return self._view.shares.processes.run_or_fall_back(on_rows, again)
 
-    @property
-    def is_on_rows(self) -> bool:
-        """True while this thread calls a compiled module with local rows."""
-        return self._on_rows.active
-
     def ran_eagerly(self, part: nn.Module) -> None:
         """Raise an error if a compiled module is being called with local rows; called by modules that run uncompiled.
 
         Raises:
             _NotProven: `part` runs uncompiled within that call.
         """
-        if self._on_rows.active and not isinstance(part, GraphModule):  # the code that Dynamo made may be one
+        if self._here.on_rows and not isinstance(part, GraphModule):  # the code that Dynamo made may be one
             raise _NotProven
 
     def _compiled_before(self, original: Original, module: nn.Module, rows: Any, named: Any) -> Any:
@@ -118,14 +124,15 @@ class Compiled:
             self._failed[module] = _EAGER
             raise _NotProven
         compilations, breaks = _compilations(), _graph_breaks()
-        self._on_rows.active = True
+        here = self._here
+        here.on_rows, here.ordinary, ordinary = True, {}, here.ordinary
         try:
             out = original(module, *rows, **named)
         except _NotProven:
             self._failed[module] = _EAGER
             raise
         finally:
-            self._on_rows.active = False
+            here.on_rows, here.ordinary = False, ordinary
         if _graph_breaks() != breaks:
             self._failed[module] = _BREAKS
         if _compilations() != compilations or module in self._failed:
