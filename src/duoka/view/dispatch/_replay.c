@@ -629,10 +629,13 @@ static int raises_alike(Entry *entry, Call *call, PyObject *func)
 {
     if (!entry->may_raise)
         return YES;
-    if (entry->by_item)
-        return call->batch_count == 1 && call->args[0] == call->batches[0]
-                   ? attribute_is(call->batches[0], A__cached, Py_None)
-                   : NO;
+    if (entry->by_item) {
+        if (call->batch_count != 1 || call->args[0] != call->batches[0])
+            return NO;
+        int uncached = attribute_is(call->batches[0], A__cached, Py_None);
+        if (uncached != YES || call->plain_count == 0)
+            return uncached;
+    }
     PyObject *args = tuple_of(call->args, call->arg_count), *batches = list_of(call->batches, call->batch_count);
     PyObject *may = args == NULL || batches == NULL
                         ? NULL
