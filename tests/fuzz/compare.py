@@ -118,7 +118,7 @@ def _alike(one: Event, other: Event) -> bool:
 def _same_form(one: Any, other: Any) -> bool:
     """Return whether two printed values are equal but for floats."""
     if isinstance(one, float) and isinstance(other, float):
-        return math.isnan(one) == math.isnan(other) and math.isinf(one) == math.isinf(other)
+        return math.isnan(one) == math.isnan(other) and (one == other or not (math.isinf(one) or math.isinf(other)))
     if isinstance(one, complex) and isinstance(other, complex):
         return True
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -178,7 +178,13 @@ LAYOUTS = {
     "parts at positions in a tensor": on(
         "(4, 4)", "y = x.tensor_split(torch.tensor([1]), -1)[1]", "print(y.stride())", "y.add_(1)"
     ),
-    "copies of what is not dense": on("(5, 4)", "print(copy.deepcopy(x[:, ::2]).stride())", header=("import copy",)),
+    "copies of what is not dense": on(
+        "(5, 4)",
+        "print(copy.deepcopy(x[:, ::2]).stride())",
+        "y, columns = copy.deepcopy([x, x[:, 1:]])",
+        "y.add_(1); print(columns.tolist())",
+        header=("import copy",),
+    ),
     "overlapping windows": on(
         "(6, 4)",
         "y = x.unfold(1, 2, 1)",

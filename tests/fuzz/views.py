@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ class Views:
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
-        self.space: dict[str, Any] = {"torch": torch, "F": F, "step": 0}
+        self.space: dict[str, Any] = {"torch": torch, "F": F, "copy": copy, "step": 0}
         self.tensors: list[str] = ["x"]
         self.body: list[str] = []
 
@@ -43,18 +44,21 @@ class Views:
         draws = self.draws
         rows = draws.pick([6, 5, 4, 3, 7, 2, 8, 1, 9, 12])
         shape = draws.pick(SHAPES)
-        dtype = draws.pick(["float32", "float32", "float32", "int64", "float64"])
+        dtype = draws.pick(["float32", "float32", "float32", "int64", "float64", "complex64"])
         less = draws.pick([0, 0, 0, 1, rows - 1]) if rows > 1 else 0  # rows that the last batch lacks
         total = STEPS * rows - less
         size = total * torch.Size(shape).numel()
         data = (
             f"data = (torch.arange({size}) % 23 - 11).to(torch.{dtype}).view({total}, {', '.join(map(str, shape))})"
         )
+        if dtype == "complex64":
+            data += " * (1 + 2j)"
         exec(data, self.space)
         self.space["x"] = self.space["data"][:rows].clone()
         for _ in range(draws.number(2, 9)):
             self._statement()
-        return Program((data,), f"for step, x in enumerate(DataLoader(data, batch_size={rows})):", self._observed())
+        loop = f"for step, x in enumerate(DataLoader(data, batch_size={rows})):"
+        return Program(("import copy", data), loop, self._observed())
 
     def _observed(self) -> tuple[str, ...]:
         parts = []
@@ -163,7 +167,8 @@ class Views:
             except Exception:
                 if not self.draws.chance(15):
                     continue
-            sizes = [self.space[one].double().abs().max() for one in self.tensors if self.space[one].numel()]
+            tensors = [self.space[one] for one in self.tensors if self.space[one].numel()]
+            sizes = [(one if one.is_complex() else one.double()).abs().max() for one in tensors]
             if any(size > 2**18 for size in sizes):  # sums are to stay exact
                 self.space |= kept
                 continue
@@ -196,6 +201,13 @@ def _index(draws: Draws, tensor: Tensor) -> str:
     if draws.chance(10):
         words = ["...", *words[:1]]
     return ", ".join(words)
+
+
+def _positions(draws: Draws, tensor: Tensor, dim: int) -> list[int]:
+    """Indices of a dimension, of which one may be out of range."""
+    size = tensor.shape[dim]
+    least, most = (-size, size - 1) if draws.chance(90) else (-size - 1, size)
+    return [draws.number(least, most) for _ in range(draws.number(1, 3))]
 
 
 def _as_strided(draws: Draws, name: str, tensor: Tensor) -> str:
@@ -285,6 +297,12 @@ VIEWS: list[Callable[[Draws, str, Tensor], str]] = [
     lambda d, n, t: _as_strided(d, n, t),
     lambda d, n, t: f"{n}.view_as({n})",
     lambda d, n, t: f"{n}.real",
+    lambda d, n, t: f"{n}.imag",
+    lambda d, n, t: f"{n}.conj()",
+    lambda d, n, t: f"{n}.mH",
+    lambda d, n, t: f"torch.view_as_real({n})",
+    lambda d, n, t: f"{n}.view(torch.int64)",
+    lambda d, n, t: f"torch.from_numpy({n}.view(torch.int32).numpy())",
     lambda d, n, t: f"torch.atleast_3d({n})",
     lambda d, n, t: f"torch.broadcast_to({n}, (2, *{n}.shape))",
     lambda d, n, t: f"{n}.swapaxes{_two(d, t)}",
@@ -353,6 +371,10 @@ COPIES: list[Callable[[Draws, str, Tensor], str]] = [
     lambda d, n, t: f"{n}.reshape({_sizes(d, t)})",
     lambda d, n, t: f"{n}.flatten{_two(d, t)}",
     lambda d, n, t: f"{n}.resolve_conj()",
+    lambda d, n, t: f"{n}.conj().resolve_conj()",
+    lambda d, n, t: f"{n}.resolve_neg()",
+    lambda d, n, t: f"copy.deepcopy({n})",
+    lambda d, n, t: f"copy.deepcopy([x, {n}])[1]",
     lambda d, n, t: f"torch.from_numpy({n}.numpy())",
     lambda d, n, t: f"torch.tensor({n}.tolist(), dtype={n}.dtype)",
     lambda d, n, t: f"torch.as_tensor({n})",
@@ -392,5 +414,15 @@ WRITES: list[Callable[[Draws, str, Tensor, str], str]] = [
     lambda d, n, t, o: f"F.relu({n}, inplace=True)",
     lambda d, n, t, o: f"{n}.diagonal().add_(1)",
     lambda d, n, t, o: f"{n}.numpy()[...] += 1",
+    lambda d, n, t, o: f"{n}.view(torch.int32).numpy()[...] ^= -(2**31)",  # the signs
+    lambda d, n, t, o: f"{n}.untyped_storage().fill_(0)",
+    lambda d, n, t, o: f"{n}[{_positions(d, t, 0)}] = {d.number(1, 9)}",
+    lambda d, n, t, o: f"{n}[:, {_positions(d, t, 1)}] = {d.number(1, 9)}",
+    lambda d, n, t, o: f"{n}[:, torch.tensor({_positions(d, t, 1)})] = {d.number(1, 9)}",
+    lambda d, n, t, o: f"{n}.index_fill_({d.pick([0, 1])}, torch.tensor({_positions(d, t, 1)}), 5)",
+    lambda d, n, t, o: f"{n}.scatter_({_dim(d, t)}, ({n} > 0).long() * {d.number(0, 3)}, {d.number(1, 9)})",
+    lambda d, n, t, o: f"{n}.put_(torch.tensor({_positions(d, t, 0)}), torch.tensor({d.number(1, 9)}).to({n}))",
+    lambda d, n, t, o: f"torch._foreach_add_([{n}, {o}, {n}], 1)",
+    lambda d, n, t, o: f"torch._foreach_mul_([{n}, {n}[0]], 2)",
     lambda d, n, t, o: f"{n}.expand(2, *{n}.shape)[0].add_(1)",
 ]

@@ -14,7 +14,7 @@ from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import Function, functions, getters
 from duoka.view.support import originals
-from duoka.view.tensor.batch import BatchTensor, Rule, batches_in, laid_out
+from duoka.view.tensor.batch import BatchTensor, Rule, batches_in, join, laid_out
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import global_distance
 
@@ -110,8 +110,9 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a new batch."""
-    return BatchTensor(copy.deepcopy(args[0]._local, args[1]), args[0]._spec, args[0]._meta.strides)
+    """Return a new batch, whose memory is that of other copies with this memo, as with the batches."""
+    batch, memo = args
+    return join([BatchTensor(copy.deepcopy(own._local, memo), own._spec, own._meta.strides) for own in batch._shares])
 
 
 def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +146,7 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, layout, is_same_size, is_tensor})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, layout, deepcopy, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
