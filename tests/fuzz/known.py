@@ -162,6 +162,14 @@ LAYOUTS = {
         "print(array.tolist(), y.tolist(), x.tolist())",
         "torch._foreach_add_([x[1], x, x[1]], 1)",
     ),
+    "a result in the memory of an argument": on(
+        "(4, 2, 4)",
+        "y = x[:, :1].expand(x.shape)",
+        "torch.add(y, y, out=x)",
+        "torch.cumsum(x[:, :, 1:], 0, out=x[:, :, :3])",
+        "torch.cumprod(x[1:], 0, out=x[:3])",
+    ),
+    "one number of a batch": on("(6, 4)", "y = x[:, 2]", "print(torch.cat([y[:1], y]).tolist())"),
     "a row copied over its batch": on("(6, 4)", "x.copy_(x[0])"),
     "writes that fail": on(
         "(6, 4)",

@@ -389,4 +389,5 @@ def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Return True if two tensors have the same bits: NaN equals itself, and 0.0 is not -0.0."""
-    return torch.equal(*(tensor.resolve_conj().resolve_neg().ravel().view(torch.uint8) for tensor in (one, other)))
+    dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in (one, other)]
+    return torch.equal(*(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import tree_map_only
-from duoka.view.aliased import holders, version, without_repetitions
+from duoka.private.torch import memory_of, tree_map_only
+from duoka.view.aliased import AliasedCopy, holders, version, without_repetitions
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
@@ -55,14 +55,17 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
-        copies = {id(batch): GatheredArgument(batch, keep) for batch in batches}
+        copies: dict[int, GatheredArgument] = {}
+        writes = may_write(func, kwargs)
+        for batch in sorted(batches, key=_extent, reverse=True) if writes else batches:
+            copies[id(batch)] = GatheredArgument(batch, keep, [*copies.values()] if writes else [])
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
         try:
             out = func(*args, **kwargs)
         except Exception:
-            for copy in copies.values() if may_write(func, kwargs) else ():
+            for copy in copies.values() if writes else ():
                 copy.keep_what_was_written()
             raise
         bypasses_version = (
@@ -89,13 +92,21 @@ def take_row(batch: BatchTensor, index: int) -> Any:
 
 
 class GatheredArgument:
-    """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch."""
+    """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch.
 
-    def __init__(self, batch: BatchTensor, keep: bool) -> None:
+    others: copies of which it is a part if the batches share memory.
+    """
+
+    def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[GatheredArgument] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
         known = spec.view.aliased.of(rows, spec, batch._meta.strides)
         keep = keep and not spec.view.aliased.has_uncounted_writes
+        for other in others if known is None and not rows.requires_grad else ():
+            of, meta = other.batch._shares[0]._rows, other.batch._meta
+            if known is None and memory_of(of) == memory_of(rows) and not other.whole.requires_grad:
+                copy = AliasedCopy(of, meta.spec, meta.strides, other.whole, 0, None)
+                known = copy.part_of_copy(rows, spec, batch._meta.strides)
         if known is None and keep and batch._cached is not None:
             known = batch._cached.of(rows, spec.view.aliased)
         if known is None:
@@ -140,6 +151,11 @@ class GatheredArgument:
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.whole)
         without_repetitions(rows, rows).copy_(without_repetitions(of_copy, rows))
+
+
+def _extent(batch: BatchTensor) -> int:
+    """Return the distance in memory from the first element of a batch to its last."""
+    return sum((size - 1) * stride for size, stride in zip(batch.shape, batch._meta.strides, strict=True))
 
 
 def _name_of(func: Callable[..., Any]) -> str:
