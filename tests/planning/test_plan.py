@@ -8,7 +8,8 @@ import pytest
 
 from duoka.devices.inventory import Gpu, Inventory
 from duoka.errors import DeviceError, OptionError, ScriptError
-from duoka.planning.describing import details, header
+from duoka.planning import describing
+from duoka.planning.describing import details
 from duoka.planning.options import Machines, Options
 from duoka.planning.plan import Device, Kind, Plan, decide, joined
 from duoka.script import Target
@@ -23,6 +24,11 @@ WANTING = "from lightning import Trainer\nTrainer(devices=2)\n"
 BY_ARGUMENTS = "import torch\nif input():\n    torch.distributed.init_process_group()\n"
 OWN_RANKS = "import torch\ntorch.distributed.init_process_group(rank=0, world_size=1)\n"
 API = "import duoka\nrun = duoka.start()\n"
+
+
+def header(plan: Plan) -> str:
+    """The lines as a command prints them."""
+    return "\n".join(f"duoka: {line}" for line in describing.header(plan))
 
 
 @pytest.fixture

@@ -10,9 +10,17 @@ from typing import Any
 import click
 
 from duoka.cli.memory import forecast_memory, powers_below
-from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
+from duoka.cli.script_command import (
+    COMPUTING,
+    IS_MODULE,
+    KIND,
+    THREADS,
+    TIMEOUT,
+    ScriptCommand,
+    option,
+    options_of,
+)
 from duoka.cli.trial import (
-    OF_RUN,
     decide_and_take,
     own_ranks_error,
     say_plan,
@@ -54,22 +62,22 @@ DEVICE_MEMORY = (
 MACHINES = "With --memory: so many machines, each with these devices. [default: 1]"
 FEWEST, MOST = 7, 100_000  # fewer would leave too few to count
 
-FORECAST_GROUPS: Groups = (
+GROUPS = (
     (
         "What to measure",
         (
-            OF_RUN["is_module"],
-            click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
-            click.Option(["--steps"], type=int, metavar="N", help=STEPS),
-            click.Option(["--memory"], is_flag=True, help=MEMORY),
-            click.Option(["--device-memory"], metavar="SIZE", help=DEVICE_MEMORY),
-            click.Option(["--machines"], type=int, default=1, metavar="N", help=MACHINES),
-            OF_RUN["kind"],
-            OF_RUN["threads"],
-            OF_RUN["timeout"],
+            IS_MODULE,
+            option("--devices", "DEVICES", DEVICES, "auto"),
+            option("--steps", "N", STEPS, kind=int),
+            option("--memory", text=MEMORY),
+            option("--device-memory", "SIZE", DEVICE_MEMORY),
+            option("--machines", "N", MACHINES, 1, int),
+            KIND,
+            THREADS,
+            TIMEOUT,
         ),
     ),
-    GROUPS[1],
+    COMPUTING,
     *shown_options("For every number of devices, why it is below the ideal.", "Only the verdict."),
 )
 
@@ -82,7 +90,7 @@ def forecast(
     device_memory: str | None,
     machines: int,
     as_json: bool,
-    **given: Any,
+    **words_of_options: Any,
 ) -> Callable[[], int]:
     """Check the options, and return the function that runs the forecast."""
     if not words:
@@ -93,7 +101,7 @@ def forecast(
     steps = 30 if steps is None else steps
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
-    opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **given)
+    opts = options_of(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **words_of_options)
     if memory:
         if machines < 1:
             raise OptionError("--machines", machines, "a whole number, at least 1")
@@ -156,10 +164,10 @@ def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
     request = ForecastRequest(
         opts.target.name, [(_named(plan, plans), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
     )
-    found = start(request, say)
-    write_report(opts.report, lambda: page(found))
-    click.echo(as_data(found) if shown == "json" else as_text(found, shown))
+    result = start(request, say)
+    write_report(opts.report, lambda: page(result))
+    click.echo(as_data(result) if shown == "json" else as_text(result, shown))
     return 0
 
 
-command = ScriptCommand("forecast", callback=forecast, help=INTRODUCTION, groups=FORECAST_GROUPS, examples=EXAMPLES)
+command = ScriptCommand("forecast", callback=forecast, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)

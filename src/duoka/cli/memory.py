@@ -1,8 +1,10 @@
-"""`duoka forecast --memory`: the peak memory of a device under each strategy."""
+"""Forecasts of memory: `duoka forecast --memory`, and `duoka run --strategy auto`, which takes what fits."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import click
@@ -11,8 +13,8 @@ from duoka.cli.trial import own_ranks_error, sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
 from duoka.devices.spec import parse
-from duoka.errors import OptionError
-from duoka.planning.options import Options, memory_size
+from duoka.errors import AskedError, DuokaError, OptionError
+from duoka.planning.options import ONE_MACHINE, Options, memory_size
 from duoka.planning.plan import Kind, Plan, decide
 from duoka.system import environment
 
@@ -49,8 +51,8 @@ def _run(opts: Options, limit: int | None, machines: int, shown: str) -> int:
     request = MemoryRequest(
         opts.target.name, plan, names, counts, limits, opts.blocks, opts.log_dir, machines=machines
     )
-    found = start(request, sayer(shown))
-    click.echo(as_data(found) if shown == "json" else as_text(found, shown))
+    forecast = start(request, sayer(shown))
+    click.echo(as_data(forecast) if shown == "json" else as_text(forecast, shown))
     return 0
 
 
@@ -88,3 +90,62 @@ def powers_below(number: int) -> Iterator[int]:
     while power < number:
         yield power
         power *= 2
+
+
+def with_strategy_that_fits(plan: Plan, opts: Options, memory: int | None) -> Plan:
+    """Return a plan of the strategy auto with the first strategy that fits the devices.
+
+    memory: bytes of each device; None: as the devices say.
+
+    Raises:
+        AskedError: no strategy fits.
+        DuokaError: the forecast of the script's memory failed.
+    """
+    from duoka.forecasting.memory.forecast import MemoryRequest  # imports torch; a plan is made without it
+    from duoka.forecasting.memory.forecast import forecast_memory as start
+    from duoka.forecasting.memory.showing import choice, verdict
+
+    seen = inventory.read(plan.devices[0].type)
+    limit = memory_of_each(plan.devices, seen) if memory is None else memory
+    alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None, machines=ONE_MACHINE)
+    on_cpu = decide(alone, seen, environment.threads())
+    count, name = plan.machines.count, plan.device_words
+    devices = len(plan.devices) * count
+    request = MemoryRequest(
+        opts.target.name,
+        on_cpu,
+        [name if count == 1 else on_machines(name, count)],
+        [devices],
+        [limit],
+        opts.blocks,
+        None,
+        choosing=True,
+        machines=count if plan.machines.each == "machine" else 1,  # else it is not known which ranks are on one
+    )
+    say = sayer(plan.verbosity)
+    try:
+        with _no_input():
+            forecast = start(request, lambda text: say(f"--strategy auto: {text}"))
+    except DuokaError:
+        say("--strategy auto: the strategy cannot be chosen; --strategy ddp or fsdp starts the script at once")
+        raise
+    need = forecast.advice(devices)
+    if need is None:
+        raise AskedError(f"--strategy auto: {verdict(forecast)}; --strategy fsdp starts the script all the same")
+    layout = need.layout
+    notes = (*plan.notes, choice(forecast, need))
+    return replace(plan, strategy=layout.strategy, checkpoint_activations=layout.checkpoints, notes=notes)
+
+
+@contextmanager
+def _no_input() -> Iterator[None]:
+    """Let the script find its standard input empty, which it reads when it is run."""
+    kept = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(nothing)
+        os.close(kept)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from duoka.cli.script_command import DEFAULTS, PATH, option
 from duoka.engines import refuse_copies
 from duoka.errors import MISSING, BatchFailed, OptionError
 from duoka.supervision import tracebacks
@@ -34,8 +35,6 @@ EXAMPLE = "Example:  duoka predict nets:make --weights net.pt --data images.npy 
 STRATEGY = (
     "fsdp: each device holds a part of the model, for models larger than one. [default: each holds a copy of it]"
 )
-FILE = click.Path(path_type=Path)
-LONGEST_WAIT = "720h"
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,7 @@ def predict(**asked: Any) -> Callable[[], int]:
 def _predict(
     out: Path, devices: str, resume: bool, wait: str | None, strategy: str | None, batch_size: int, **asked: Any
 ) -> int:
-    from duoka.inference.files import (
-        open_data,  # imports torch
-        writer,
-    )
+    from duoka.inference.files import open_data, writer  # imports torch
 
     refuse_copies("duoka predict")
     request = PredictRequest(batch_size=batch_size, **asked)
@@ -128,7 +124,7 @@ def _compute_on_rank(request: PredictRequest, output: Writer) -> int:
         for _ in predictions:
             pass
     except BatchFailed as error:
-        raise _placed(error, begun) from error
+        raise _in_all_data(error, begun) from error
     return 0
 
 
@@ -161,13 +157,13 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
         print(tracebacks.shown(error.__cause__ or error), end="", file=sys.stderr)
         if output.done:
             say(_left(output))
-        raise _placed(error, begin) from error
+        raise _in_all_data(error, begin) from error
     output.finish()
     return 0
 
 
-def _placed(error: BatchFailed, begin: int) -> BatchFailed:
-    """Return the error of a batch, by its place in all data. begin: number of items that were left out."""
+def _in_all_data(error: BatchFailed, begin: int) -> BatchFailed:
+    """Return an error whose items are counted from the beginning of the data, of which `begin` were left out."""
     indices = range(begin + error.indices.start, begin + error.indices.stop)
     return BatchFailed(indices, error.device, error.reason)
 
@@ -182,8 +178,8 @@ def _write(predictions: Predictions, output: Writer, batch_size: int) -> None:
     with click.progressbar(length=output.total, file=sys.stderr, show_pos=True) as bar:
         bar.update(output.done)
         waiting: list[Any] = []
-        for one in predictions:
-            waiting.append(one)
+        for prediction in predictions:
+            waiting.append(prediction)
             if len(waiting) == batch_size:
                 output.write(waiting)
                 bar.update(len(waiting))
@@ -206,7 +202,7 @@ class PredictCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default time."""
-        return super().parse_args(ctx, [f"--wait={LONGEST_WAIT}" if word == "--wait" else word for word in args])
+        return super().parse_args(ctx, [f"{word}={DEFAULTS[word]}" if word in DEFAULTS else word for word in args])
 
 
 command = PredictCommand(
@@ -216,20 +212,16 @@ command = PredictCommand(
     epilog=EXAMPLE,
     params=[
         click.Argument(["model"]),
-        click.Option(["--weights"], type=FILE, metavar="FILE", help="Of any format. [default: none]"),
-        click.Option(["--data"], type=FILE, required=True, metavar="PATH", help="Each row or file is an item."),
-        click.Option(["--out"], type=FILE, required=True, metavar="FILE", help="predictions.npy or .jsonl"),
-        click.Option(["--devices"], default="auto", metavar="DEVICES", help="As for `duoka run`. [default: auto]"),
-        click.Option(
-            ["--wait"], metavar="[=TIME]", help="Queue until the devices are free, for at most TIME: --wait=30m."
-        ),
-        click.Option(["--strategy"], metavar="fsdp", help=STRATEGY),
-        click.Option(["--batch-size"], type=int, default=32, metavar="N", help="[default: 32]"),
-        click.Option(["--precision"], default="fp32", metavar="fp32|bf16|fp16", help="[default: fp32]"),
-        click.Option(
-            ["--read"], metavar="MODULE:NAME", help="A function that reads a file, given its path, as an item."
-        ),
-        click.Option(["--resume"], is_flag=True, help="Continue after the last batch that was written."),
+        option("--weights", "FILE", "Of any format. [default: none]", kind=PATH),
+        click.Option(["--data"], type=PATH, required=True, metavar="PATH", help="Each row or file is an item."),
+        click.Option(["--out"], type=PATH, required=True, metavar="FILE", help="predictions.npy or .jsonl"),
+        option("--devices", "DEVICES", "As for `duoka run`. [default: auto]", "auto"),
+        option("--wait", "[=TIME]", "Queue until the devices are free, for at most TIME: --wait=30m."),
+        option("--strategy", "fsdp", STRATEGY),
+        option("--batch-size", "N", "[default: 32]", 32, int),
+        option("--precision", "fp32|bf16|fp16", "[default: fp32]", "fp32"),
+        option("--read", "MODULE:NAME", "A function that reads a file, given its path, as an item."),
+        option("--resume", text="Continue after the last batch that was written."),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

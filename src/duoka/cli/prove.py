@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
-from duoka.cli.trial import OF_RUN, decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
+from duoka.cli.script_command import (
+    COMPUTING,
+    IS_MODULE,
+    KIND,
+    THREADS,
+    TIMEOUT,
+    ScriptCommand,
+    option,
+    options_of,
+)
+from duoka.cli.trial import decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.planning.options import Options, one_of
 from duoka.planning.plan import Plan
@@ -38,40 +47,24 @@ DEVICES = (
     "Given once, or not at all, the reference is plain python on the first of these devices. [default: auto]"
 )
 
-LONGEST = 100_000
+SEED = "Seed of torch, random and numpy in every run; the script may seed again. [default: 0]"
+MOST_STEPS = 100_000
 
-PROVE_GROUPS: Groups = (
+GROUPS = (
     (
         "What to compare",
         (
-            OF_RUN["is_module"],
+            IS_MODULE,
             click.Option(["--devices"], multiple=True, metavar="DEVICES", help=DEVICES),
-            click.Option(
-                ["--steps"],
-                type=int,
-                default=10,
-                metavar="K",
-                help="Steps of all optimizers together. [default: 10]",
-            ),
-            click.Option(
-                ["--want"],
-                default="rounding",
-                metavar="bits|rounding",
-                help="The verdict needed for exit code 0. [default: rounding]",
-            ),
-            click.Option(
-                ["--seed"],
-                type=int,
-                default=0,
-                metavar="N",
-                help="Seed of torch, random and numpy in every run; the script may seed again. [default: 0]",
-            ),
-            OF_RUN["kind"],
-            OF_RUN["threads"],
-            OF_RUN["timeout"],
+            option("--steps", "K", "Steps of all optimizers together. [default: 10]", 10, int),
+            option("--want", "bits|rounding", "The verdict needed for exit code 0. [default: rounding]", "rounding"),
+            option("--seed", "N", SEED, 0, int),
+            KIND,
+            THREADS,
+            TIMEOUT,
         ),
     ),
-    GROUPS[1],
+    COMPUTING,
     *shown_options("Also a table of all steps.", "Only the verdict."),
 )
 
@@ -84,18 +77,18 @@ def prove(
     want: str,
     seed: int,
     as_json: bool,
-    **given: Any,
+    **words_of_options: Any,
 ) -> Callable[[], int]:
     """Check the options, and return the function that runs the comparison."""
     if not words:
         raise click.UsageError("a script is missing; for example: duoka prove train.py", click.get_current_context())
     one_of("--want", want, ("bits", "rounding"))
-    if not 1 <= steps <= LONGEST:
-        raise OptionError("--steps", steps, f"a whole number from 1 to {LONGEST:,}")
+    if not 1 <= steps <= MOST_STEPS:
+        raise OptionError("--steps", steps, f"a whole number from 1 to {MOST_STEPS:,}")
     if not 0 <= seed < 2**63:
         raise OptionError("--seed", seed, "a whole number from 0 to 2**63 - 1")
     target = Target(words[0], words[1:], is_module)
-    opts = asked_for(target, step_timeout="auto", restarts="0", **given)
+    opts = options_of(target, step_timeout="auto", restarts="0", **words_of_options)
     shown = "json" if as_json else opts.verbosity
     return partial(_prove, opts, devices or ("auto",), steps, seed, want, shown)
 
@@ -136,4 +129,4 @@ def _run(opts: Options, request: ProofRequest, shown: str) -> int:
     return 0 if proof.holds else 1
 
 
-command = ScriptCommand("prove", callback=prove, help=INTRODUCTION, groups=PROVE_GROUPS, examples=EXAMPLES)
+command = ScriptCommand("prove", callback=prove, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)

@@ -10,10 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
 from duoka import engines
-from duoka.cli.run import GROUPS, Groups
+from duoka.cli.script_command import PATH, Groups, option
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
@@ -26,25 +24,17 @@ from duoka.system import environment
 from duoka.system.messages import say
 from duoka.watching.html import write_page
 
-OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
-
 
 def shown_options(verbose: str, quiet: str) -> Groups:
     """Return the group of options about the output. verbose, quiet: help texts of these two."""
-    report = "Also write the result as a page with charts."
-    log_dir = "Keep what the script printed in each run here. [default: not kept]"
-    return (
-        (
-            "What is shown",
-            (
-                click.Option(["--json", "as_json"], is_flag=True, help="As data."),
-                click.Option(["-v", "--verbose"], is_flag=True, help=verbose),
-                click.Option(["-q", "--quiet"], is_flag=True, help=quiet),
-                click.Option(["--log-dir"], type=click.Path(path_type=Path), metavar="DIR", help=log_dir),
-                click.Option(["--report"], type=click.Path(path_type=Path), metavar="FILE.html", help=report),
-            ),
-        ),
+    options = (
+        option("--json as_json", text="As data."),
+        option("-v --verbose", text=verbose),
+        option("-q --quiet", text=quiet),
+        option("--log-dir", "DIR", "Keep what the script printed in each run here. [default: not kept]", kind=PATH),
+        option("--report", "FILE.html", "Also write the result as a page with charts.", kind=PATH),
     )
+    return (("What is shown", options),)
 
 
 def decide_and_take(
@@ -75,7 +65,7 @@ def sayer(shown: str) -> Callable[[str], None]:
 
 def say_plan(name: str, plan: Plan, say: Callable[[str], None]) -> None:
     """Print the header of a run's plan."""
-    for line in header(plan).removeprefix("duoka: ").split("\nduoka: "):
+    for line in header(plan):
         say(f"{name}: {line}")
 
 

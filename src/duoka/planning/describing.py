@@ -12,7 +12,7 @@ from duoka.planning.plan import STRATEGIES, Plan
 from duoka.script import Kind
 
 
-def header(plan: Plan) -> str:
+def header(plan: Plan) -> list[str]:
     """Describe a plan in one to three lines, and a line for each note."""
     how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
@@ -22,7 +22,7 @@ def header(plan: Plan) -> str:
         lines.append(f"not the numbers of one device: {', '.join(local)}")
     if plan.kind_can_be_either and max(len(plan.devices), plan.machines.count) > 1:
         lines.append(_other_kind(plan))
-    return "\n".join(f"duoka: {line}" for line in (*lines, *plan.notes))
+    return [*lines, *plan.notes]
 
 
 def _machine(machines: Machines) -> str:

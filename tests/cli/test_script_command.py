@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.cli.words import arrange, check_habits
+from duoka.cli.script_command import arrange, check_habits
 from duoka.errors import ScriptError
 
 OPTIONS = {
