@@ -16,7 +16,7 @@ holds. Why: docs/decisions/0020-gathered-copies.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,8 +70,8 @@ class AliasedCopy:
     spec: Placement
     strides: Strides
     whole: Tensor
-    holders: int
-    written_back: Callable[[], None] | None
+    holders: int = 0
+    written_back: Callable[[], None] | None = None
     versions: tuple[int, int] = (0, 0)
     grad_fn: Any = None
     memory: int = 0
@@ -243,11 +243,17 @@ class AliasedCopies:
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
 
-    def of(self, rows: Tensor, spec: Placement, strides: Strides) -> Tensor | None:
-        """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients."""
+    def of(
+        self, rows: Tensor, spec: Placement, strides: Strides, others: Sequence[AliasedCopy] = ()
+    ) -> Tensor | None:
+        """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients.
+
+        others: further copies, which the script does not hold.
+        """
         if rows.requires_grad:
             return None
-        for copy in self.of_memory(rows):
+        memory = memory_of(rows)
+        for copy in [*self.of_memory(rows), *(other for other in others if other.memory == memory)]:
             part = None if copy.whole.requires_grad else copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import memory_of, tree_map_only
+from duoka.private.torch import tree_map_only
 from duoka.view.aliased import AliasedCopy, holders, version, without_repetitions
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
@@ -56,9 +56,12 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         copies: dict[int, GatheredArgument] = {}
+        others: list[AliasedCopy] = []
         writes = may_write(func, kwargs)
         for batch in sorted(batches, key=_extent, reverse=True) if writes else batches:
-            copies[id(batch)] = GatheredArgument(batch, keep, [*copies.values()] if writes else [])
+            copies[id(batch)] = copy = GatheredArgument(batch, keep, others)
+            if writes and len(batches) > 1:
+                others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.whole))
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
@@ -94,19 +97,14 @@ def take_row(batch: BatchTensor, index: int) -> Any:
 class GatheredArgument:
     """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch.
 
-    others: copies of which it is a part if the batches share memory.
+    others: copies of which it is a part if it has their memory.
     """
 
-    def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[GatheredArgument] = ()) -> None:
+    def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
-        known = spec.view.aliased.of(rows, spec, batch._meta.strides)
+        known = spec.view.aliased.of(rows, spec, batch._meta.strides, others)
         keep = keep and not spec.view.aliased.has_uncounted_writes
-        for other in others if known is None and not rows.requires_grad else ():
-            of, meta = other.batch._shares[0]._rows, other.batch._meta
-            if known is None and memory_of(of) == memory_of(rows) and not other.whole.requires_grad:
-                copy = AliasedCopy(of, meta.spec, meta.strides, other.whole, 0, None)
-                known = copy.part_of_copy(rows, spec, batch._meta.strides)
         if known is None and keep and batch._cached is not None:
             known = batch._cached.of(rows, spec.view.aliased)
         if known is None:
