@@ -55,7 +55,7 @@ test-long: $(READY)
 gpu: $(READY)
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU that torch can use: duoka doctor says why"'
 	$(BIN)/pytest -q -n 1 -m gpu
-	$(BIN)/pytest -q -n 1 -m "cards or cpu_and_cards" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
+	$(BIN)/pytest -q -n 1 -m "(cards or cpu_and_cards) and not npu" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
 		tests/flows tests/examples
 	$(BIN)/python -m benchmarks cuda --write
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.stash[SERVERS] = {"cpu": WarmServer(), "cards": WarmServer("cards")}
+        config.stash[SERVERS] = {
+            "cpu": WarmServer(),
+            "cards": WarmServer("cuda"),
+            "npu": WarmServer("npu"),
+        }
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,9 +63,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests that are marked so on CPUs and on simulated cards."""
-    if metafunc.definition.get_closest_marker("cpu_and_cards"):
+    """Run tests that are marked so on CPUs and on simulated cards, or on those of two vendors."""
+    marker = metafunc.definition.get_closest_marker
+    if marker("cpu_and_cards"):
         metafunc.parametrize("flow", ["cpu", "cards"], indirect=True)
+    elif marker("cards_and_npu"):
+        metafunc.parametrize("flow", ["cards", pytest.param("npu", marks=pytest.mark.npu)], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,10 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build simulated cards before the first test, whose time limit it would take, if a test needs them."""
-    needed = {"cards", "cpu_and_cards"} & {name for item in session.items for name in item.keywords}
-    if needed and not session.config.getoption("--real-cards"):
-        with suppress(simulated.NoCompiler):  # the fixture tells
-            simulated.library()
+    if session.config.getoption("--real-cards"):
+        return
+    needed = {name for item in session.items for name in item.keywords}
+    kinds = ["cuda"] * bool({"cards", "cpu_and_cards"} & needed) + ["npu"] * ("npu" in needed)
+    with suppress(simulated.NoCompiler), ThreadPoolExecutor() as pool:  # the fixture tells
+        list(pool.map(simulated.library, kinds))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,10 +117,13 @@ def warm(warm_on: Callable[[str], Warm]) -> Warm:
 @pytest.fixture(scope="session")
 def cards(pytestconfig: pytest.Config) -> dict[str, str]:
     """The variables of processes with simulated cards; with --real-cards, of the machine's own."""
-    if pytestconfig.getoption("--real-cards"):
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if pytestconfig.getoption("--real-cards") else four_cards("cuda")
+
+
+def four_cards(kind: str) -> dict[str, str]:
+    """The variables of processes with four simulated cards; skips the test where they cannot be built."""
     try:
-        return simulated.variables(4)
+        return simulated.variables(4, kind)
     except simulated.NoCompiler as error:
         if os.environ.get("CI"):
             raise
@@ -121,15 +134,16 @@ def cards(pytestconfig: pytest.Config) -> dict[str, str]:
 def flow(request: pytest.FixtureRequest, warm_on: Callable[[str], Warm], tmp_path: Path) -> Flow:
     """Runs of `duoka ...` and `python ...` in a folder of the test's own, forked from the warm process.
 
-    The marker `cards` gives them simulated cards; `cpu_and_cards` runs the test twice.
+    The markers `cards` and `npu` give them simulated cards; `cpu_and_cards` and `cards_and_npu` run the test twice.
     """
-    where = getattr(request, "param", "cards" if request.node.get_closest_marker("cards") else "cpu")
+    marked = (name for name in ("npu", "cards") if request.node.get_closest_marker(name))
+    where = getattr(request, "param", next(marked, "cpu"))
     if where == "cpu":
         return Flow(warm_on("cpu"), tmp_path)
-    if request.config.getoption("--real-cards"):
+    if where == "cards" and request.config.getoption("--real-cards"):
         return Flow(warm_on("cpu"), tmp_path, request.getfixturevalue("cards"))
     machine = {"SIMULATED_MACHINE": f"{zlib.crc32(bytes(tmp_path)):08x}"}
-    return Flow(warm_on(where), tmp_path, request.getfixturevalue("cards") | machine)
+    return Flow(warm_on(where), tmp_path, four_cards("npu" if where == "npu" else "cuda") | machine)
 
 
 @pytest.fixture

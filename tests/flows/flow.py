@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 FROM_OUTSIDE = (
     "PYTEST_",
     "CUDA_",
+    "ASCEND_",
     "OMP_",
     "TORCHELASTIC_",
     "MASTER_",
@@ -165,12 +166,21 @@ class Flow:
         """Write a script into the folder."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(source))
+        path.write_text(textwrap.dedent(self.named(source)))
         return path
+
+    def named(self, text: str) -> str:
+        """A text that speaks of cuda, as the cards of these runs are called."""
+        return text.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE").replace("cuda", "npu") if self.is_npu else text
+
+    @property
+    def is_npu(self) -> bool:
+        """Whether the cards are not CUDA's."""
+        return self.cards.get("SIMULATED_DEVICE") == "npu"
 
     def alone(self, folder: Path) -> Flow:
         """Runs in another folder, and on one card where there are cards: what runs on two are compared with."""
-        return Flow(self.warm, folder, {**self.cards, "CUDA_VISIBLE_DEVICES": "0"} if self.cards else {})
+        return Flow(self.warm, folder, {**self.cards, self.named("CUDA_VISIBLE_DEVICES"): "0"} if self.cards else {})
 
     def script(self, path: Path) -> Path:
         """A script that names no device; on cards, a copy whose tensors are on a card."""

@@ -6,7 +6,7 @@ It computes nothing itself, so that what it forks is as good as a new interprete
 leaves behind, ends it, and reports; if nobody is left to read the report, it ends the run. The run ends as any
 program does, at the end of this file, but for taking its modules down.
 
-Started by `tests.flows.flow` as `python warm.py SOCKET`; with the word `cards`, what it forks has simulated ones.
+Started by `tests.flows.flow` as `python warm.py SOCKET`; with the word `cuda` or `npu`, what it forks has simulated cards.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ MADV_COLLAPSE, HUGE_PAGE = 25, 1 << 21  # since Linux 6.1; an older one refuses,
 def serve(listener: socket.socket) -> dict[str, Any]:
     """Answer requests for ever; returns only in the runs that it forks, with what they are to be."""
     select.select([listener], [], [])  # until a test needs this process
-    if sys.argv[2:] == ["cards"]:
-        _simulate_cards()
+    for kind in sys.argv[2:]:
+        _simulate_cards(kind)
     preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need nobody to wait for them
     connections = [listener]
@@ -158,12 +158,12 @@ def _tell(report: int, **what: Any) -> None:
         os.write(report, json.dumps(what).encode() + b"\n")
 
 
-def _simulate_cards() -> None:
+def _simulate_cards(kind: str) -> None:
     """Have cards as a new interpreter with these variables has them."""
     sys.path.insert(1, os.fspath(Path(__file__).parents[2]))
     from tests.simulated import SITE, variables
 
-    os.environ.update(variables())
+    os.environ.update(variables(kind=kind))
     runpy.run_path(os.fspath(SITE / "sitecustomize.py"))
     del sys.path[1]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.simulated import variables
 
-env = {**os.environ, **variables(int(os.environ.get("SIMULATED_CARDS", 2)))}
+kind = os.environ.get("SIMULATED_DEVICE", "cuda")
+env = {**os.environ, **variables(int(os.environ.get("SIMULATED_CARDS", 2)), kind)}
 env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
 os.execvpe(sys.argv[1], sys.argv[1:], env)

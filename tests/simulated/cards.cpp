@@ -1,26 +1,52 @@
-// Simulated cards: tensors of device type cuda, whose memory is the CPU's. cards.py puts torch.cuda's Python over
-// them.
+// Simulated cards: tensors whose memory is the CPU's. cards.py puts torch.cuda's Python over them. Compiled twice: for
+// cuda, and with SIMULATED_NPU for npu.
 #include "nccl.hpp"
+#ifdef SIMULATED_NPU
+#include <ATen/autocast_mode.h>
+#endif
 
 using namespace simulated;
 using at::CUDAHooksArgs;
 using at::CUDAHooksRegistry;
 
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+C10_REGISTER_GUARD_IMPL(CARD_KEY, Guard)
+#ifdef SIMULATED_NPU
+static const bool has_hooks = [] {
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+  return true;
+}();
+
+namespace at::autocast {
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {  // the lists are torch's
+#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define SINGLE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define SINGLE_IN_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+#define WIDEST(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(SINGLE)
+  AT_FORALL_FP32_SET_OPT_DTYPE(SINGLE_IN_LOWER)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
+  AT_FORALL_PROMOTE(WIDEST)
+}
+}  // namespace at::autocast
+#else
 namespace at {
 C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", simulated::Hooks)
 }
+#endif
 namespace c10d {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, simulated::Timer)
+C10_REGISTER_TYPED_CLASS(TimerRegistry, kCard, simulated::Timer)
 }
 static const bool is_allocator_set = [] {
   c10::SetAllocator(kCard, &allocator(), 10);
   return true;
 }();
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, CARD_KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+TORCH_LIBRARY_IMPL(aten, CARD_KEY, m) {
   m.impl("empty.memory_format", simulated::empty);
   m.impl("empty_strided", simulated::empty_strided);
   m.impl("resize_", simulated::resize_);
@@ -45,11 +71,13 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_backward);
   m.impl("_thnn_fused_gru_cell", simulated::gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_backward);
+#ifndef SIMULATED_NPU  // Ascend's are the extension's own
   m.impl("batch_norm_stats", norm_stats);
   m.impl("batch_norm_gather_stats_with_counts", norm_gather);
   m.impl("batch_norm_elemt", norm_elements);
   m.impl("batch_norm_backward_reduce", norm_reduce);
   m.impl("batch_norm_backward_elemt", norm_backward);
+#endif
   for (const char* name :
        {"convolution", "convolution_backward", "native_batch_norm_backward", "repeat_interleave.Tensor", "equal"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());  // where torch has operators of its own

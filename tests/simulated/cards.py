@@ -1,4 +1,8 @@
-"""What a CUDA build of torch has in torch._C, over `cards.cpp`; torch.cuda's own code then runs."""
+"""What a CUDA build of torch has in torch._C, over `cards.cpp`; torch.cuda's own code then runs.
+
+For SIMULATED_DEVICE=npu, the same under that name: `torch.npu` is compiled from torch.cuda's source, as Huawei's
+extension is a copy of it, and `ascend/torch_npu` stands for the extension.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,9 @@ from types import SimpleNamespace
 from typing import Any
 
 _open, _write = os.open, os.write  # before anything intercepts them
-CUDA = 1  # torch's number of this type of device
+WORD = os.environ.get("SIMULATED_DEVICE", "cuda")
+NUMBER = {"cuda": 1, "npu": 20}[WORD]  # torch's, of this type of device
+ASCEND = Path(__file__).parent / "ascend"
 NAME, CAPABILITY = "Simulated GPU", (8, 0)
 DRIVER = Path(__file__).parents[1] / "devices/driver.py"
 
@@ -32,6 +38,9 @@ def install() -> None:
     for text in ("PyTorch was compiled without cuDNN", "PyTorch is not compiled with NCCL"):
         warnings.filterwarnings("ignore", text)
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it misses triton
+    if WORD == "npu":
+        sys.path.append(os.fspath(ASCEND))
+        sys.meta_path.insert(0, _Copies())
     sys.meta_path.insert(0, _Finder())
 
 
@@ -61,7 +70,7 @@ def before_cuda() -> None:
 
     def lazily(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            torch.cuda._lazy_init()
+            torch.get_device_module(WORD)._lazy_init()
             return function(*args)
 
         return call
@@ -72,9 +81,10 @@ def before_cuda() -> None:
 
     def init() -> None:
         if count() == 0:
-            raise RuntimeError("No CUDA GPUs are available")
-        torch.cuda.default_generators = tuple(sim.generator(card) for card in range(sim.card_count()))
-        torch.cuda._get_device_properties = properties
+            raise RuntimeError(f"No {WORD.upper()} GPUs are available")
+        module = torch.get_device_module(WORD)
+        module.default_generators = tuple(sim.generator(card) for card in range(sim.card_count()))
+        module._get_device_properties = properties
 
     def properties(card: int) -> Properties:
         if not 0 <= card < sim.card_count():
@@ -90,7 +100,7 @@ def before_cuda() -> None:
         )  # fmt: skip
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        torch.cuda._lazy_init()
+        torch.get_device_module(WORD)._lazy_init()
         sim.set_current_stream(stream_id, device_index)
 
     def memory_stats(card: int) -> dict[str, Any]:
@@ -114,6 +124,13 @@ def before_cuda() -> None:
     class CudaError(int):
         success = 0
 
+    runtime: dict[str, Any] = {
+        "cudaError": CudaError,
+        "cudaGetErrorString": lambda code: "no error",
+        "cudaMemGetInfo": lambda card: (sim.total_memory() - sim.memory(card)["reserved"], sim.total_memory()),
+    }
+    for name in ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"):
+        runtime[name] = lambda *args: 0
     mode = [0]
     given: dict[str, Any] = {
         "_has_cuda": True,
@@ -128,8 +145,8 @@ def before_cuda() -> None:
         "_cuda_getArchFlags": lambda: "sm_80 sm_86 sm_90",
         "_cuda_getCompiledVersion": lambda: 12060,
         "_cuda_synchronize": sim.synchronize,
-        "_cuda_getCurrentStream": lambda card: (sim.current_stream(card), sim.current() if card < 0 else card, CUDA),
-        "_cuda_getDefaultStream": lambda card: (0, sim.current() if card < 0 else card, CUDA),
+        "_cuda_getCurrentStream": lambda card: (sim.current_stream(card), sim.current() if card < 0 else card, NUMBER),
+        "_cuda_getDefaultStream": lambda card: (0, sim.current() if card < 0 else card, NUMBER),
         "_cuda_setStream": set_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getCurrentRawStream": lambda card: 0,
@@ -145,14 +162,7 @@ def before_cuda() -> None:
         "_cuda_getMemoryFraction": lambda card: 1.0,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_get_conv_benchmark_empty_cache": lambda: False,
-        "_cudart": SimpleNamespace(
-            cudaError=CudaError,
-            cudaGetErrorString=lambda code: "no error",
-            cudaMemGetInfo=lambda card: (sim.total_memory() - sim.memory(card)["reserved"], sim.total_memory()),
-            **dict.fromkeys(
-                ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"), lambda *a: 0
-            ),
-        ),
+        "_cudart": SimpleNamespace(**{named(name): function for name, function in runtime.items()}),
         "_CudaDeviceProperties": Properties,
         "_CudaStreamBase": stream_base(sim),
         "_CudaEventBase": event_base(sim),
@@ -166,12 +176,17 @@ def before_cuda() -> None:
     given |= {f"_cuda_{name}": lambda *args, **kwargs: None for name in nothing.split()}
     given |= {f"_{function.__name__}": function for function in (broadcast_coalesced, broadcast, scatter, gather)}
     for name, value in given.items():
-        setattr(torch._C, name, value)
+        setattr(torch._C, named(name), value)
     absent = "_CUDAGraph _graph_pool_handle _cuda_CUDAAllocator _MemPool _cuda_beginAllocateToPool _cuda_releasePool"
     absent += " _cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool"
-    for name in absent.split():
+    for name in map(named, absent.split()):
         if not hasattr(torch._C, name):
             setattr(torch._C, name, _dummy_type(name))
+
+
+def named(text: str) -> str:
+    """What is called so for CUDA."""
+    return text.replace("cuda", WORD).replace("Cuda", WORD.capitalize())
 
 
 class Properties(SimpleNamespace):
@@ -188,18 +203,14 @@ def stream_base(sim: Any) -> type:
             cls, priority: int = 0, stream_id: int | None = None, device_index: int = 0, **kwargs: Any
         ) -> Any:
             if stream_id is None:
-                torch.cuda._lazy_init()
+                torch.get_device_module(WORD)._lazy_init()
                 device_index, stream_id = sim.current(), kwargs.get("stream_ptr") or sim.new_stream()
-            made = super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA)
+            made = super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=NUMBER)
             made.__dict__["_priority"] = priority
             return made
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             pass
-
-        @property
-        def cuda_stream(self) -> int:
-            return self.stream_id
 
         @property
         def priority(self) -> int:
@@ -210,12 +221,13 @@ def stream_base(sim: Any) -> type:
             return 0, -5
 
         def __eq__(self, other: object) -> bool:
-            is_stream = isinstance(other, torch._C._CudaStreamBase)
+            is_stream = isinstance(other, _CudaStreamBase)
             return is_stream and (self.stream_id, self.device_index) == (other.stream_id, other.device_index)
 
         def __hash__(self) -> int:
             return hash((self.stream_id, self.device_index))
 
+    setattr(_CudaStreamBase, f"{WORD}_stream", property(lambda stream: stream.stream_id))
     return _CudaStreamBase
 
 
@@ -236,14 +248,10 @@ def event_base(sim: Any) -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             pass
 
-        @property
-        def cuda_event(self) -> int:
-            return 0 if self._event is None else id(self)
-
         def record(self, stream: Any = None) -> None:
             card, number = place(stream)
             if self._event is None:
-                self._event, self.device = sim.Event(), torch.device("cuda", card)
+                self._event, self.device = sim.Event(), torch.device(WORD, card)
             elif self.device.index != card:
                 raise RuntimeError(
                     f"Event device {self.device.index} does not match recording stream's device {card}."
@@ -268,6 +276,7 @@ def event_base(sim: Any) -> type:
                 raise ValueError("Both events must be recorded before calculating elapsed time.")
             return end._event.time - self._event.time  # type: ignore[no-any-return]
 
+    setattr(_CudaEventBase, f"{WORD}_event", property(lambda event: 0 if event._event is None else id(event)))
     return _CudaEventBase
 
 
@@ -276,7 +285,7 @@ def _to(tensor: Any, card: Any) -> Any:
     import torch
 
     index = card if isinstance(card, int) else card.index
-    return tensor.to("cpu" if index == -1 else torch.device("cuda", index), non_blocking=True)
+    return tensor.to("cpu" if index == -1 else torch.device(WORD, index), non_blocking=True)
 
 
 def broadcast_coalesced(tensors: Sequence[Any], devices: Sequence[Any], buffer_size: int) -> Any:
@@ -302,7 +311,7 @@ def scatter(tensor: Any, devices: Sequence[Any], chunk_sizes: Any = None, dim: i
 def gather(tensors: Sequence[Any], dim: int, destination: int | None = None) -> Any:
     import torch
 
-    where = torch.cuda.current_device() if destination is None else destination
+    where = simulated().current() if destination is None else destination
     return torch.cat([_to(tensor, where) for tensor in tensors], dim)
 
 
@@ -311,18 +320,42 @@ def before_c10d() -> None:
     import torch
 
     target: Any = torch._C._distributed_c10d
-    holder: Any = types.ModuleType("simulated_nccl")
+    target.ProcessGroupNCCL = process_group()
+    target._dump_nccl_trace = lambda *args, **kwargs: pickle.dumps({})
+    target._hash_tensors = getattr(target, "_hash_tensors", lambda tensors: 0)
+
+
+def register_hccl() -> None:
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    distributed.ProcessGroupHCCL = ProcessGroupHCCL = process_group()
+    distributed.is_hccl_available = lambda: True
+
+    def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        options = ProcessGroupHCCL.Options()
+        options._timeout = timeout
+        return ProcessGroupHCCL(store, rank, size, options)
+
+    distributed.Backend.register_backend("hccl", create, devices=["npu"])
+
+
+def process_group() -> Any:
+    import torch
+
+    target: Any = torch._C._distributed_c10d
+    holder: Any = types.ModuleType("simulated_collectives")
     simulated().define_nccl(holder)
 
     class Options(target.Backend.Options):  # type: ignore[misc]
         def __init__(self, is_high_priority_stream: bool = False) -> None:
-            super().__init__("nccl")
+            super().__init__({"cuda": "nccl", "npu": "hccl"}[WORD])
             self.is_high_priority_stream, self.config = is_high_priority_stream, SimpleNamespace()
 
     class ProcessGroupNCCL(holder.ProcessGroupNCCL):  # type: ignore[misc]
         def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
             options = options or Options()
-            own = target.PrefixStore("simulated nccl", store)
+            own = target.PrefixStore("simulated collectives", store)
             super().__init__(store, rank, size, options, target.ProcessGroupGloo(own, rank, size, options._timeout))
 
         def _group_start(self) -> None:
@@ -332,9 +365,7 @@ def before_c10d() -> None:
             pass
 
     ProcessGroupNCCL.Options = Options  # type: ignore[attr-defined]
-    target.ProcessGroupNCCL = ProcessGroupNCCL
-    target._dump_nccl_trace = lambda *args, **kwargs: pickle.dumps({})
-    target._hash_tensors = getattr(target, "_hash_tensors", lambda tensors: 0)
+    return ProcessGroupNCCL
 
 
 # --- after torch's other modules ------------------------------------------------------------------------------------
@@ -366,7 +397,7 @@ def after_storage(storage: Any) -> None:
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "cuda":
             return make(cls, *args, **kwargs)
-        torch.cuda._lazy_init()
+        torch.get_device_module(WORD)._lazy_init()
         content = args[0] if args else 0
         if isinstance(content, int):
             return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
@@ -379,13 +410,18 @@ def after_torch(torch: Any) -> None:
     """Types like torch.cuda.FloatTensor, which torch defines last."""
 
     def make(kind: type, args: Any, kwargs: Any) -> Any:
-        torch.cuda._lazy_init()
+        torch.get_device_module(WORD)._lazy_init()
         name = kind.__name__.rpartition(".")[2]
         args = tuple(arg.cpu() if isinstance(arg, torch.Tensor) else arg for arg in args)
-        return getattr(torch, name)(*args).to(torch.device("cuda", torch.cuda.current_device()))
+        return getattr(torch, name)(*args).to(torch.device("cuda", simulated().current()))
 
     for name in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"):
         simulated().make_legacy_by(getattr(torch.cuda, f"{name}Tensor"), make)
+
+
+def after_ascend(vendor: Any) -> None:
+    """A driver with these cards; variables() puts its program on the path."""
+    vendor.DRIVER = ASCEND
 
 
 def after_driver(pynvml: Any) -> None:
@@ -450,15 +486,16 @@ def trace(what: str) -> None:
 
 
 # --- the import hook ------------------------------------------------------------------------------------------------
-BEFORE = {"torch.cuda": before_cuda, "torch.distributed.distributed_c10d": before_c10d}
-AFTER = {
+CUDA_ONLY: dict[str, Callable[[Any], None]] = {
     "torch": after_torch,
     "torch.cuda": after_cuda,
     "torch.version": after_version,
     "torch.storage": after_storage,
-    "torch.optim.optimizer": after_optimizer,
     "pynvml": after_driver,
 }
+BEFORE = {"torch.cuda": before_cuda, "torch.distributed.distributed_c10d": before_c10d} if WORD == "cuda" else {}
+AFTER = {"torch.optim.optimizer": after_optimizer}
+AFTER |= CUDA_ONLY if WORD == "cuda" else {"duoka.devices.vendors.ascend": after_ascend}
 
 
 class _Loader(importlib.abc.Loader):
@@ -479,7 +516,7 @@ class _Loader(importlib.abc.Loader):
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name == "torch._C":  # while it is loaded, torch asks for its CUDA library, once
+        if name == "torch._C" and WORD == "cuda":  # while it is loaded, torch asks for its CUDA library, once
             ctypes.CDLL(os.environ["SIMULATED_LIBRARY"])
         if name not in BEFORE and name not in AFTER:
             return None
@@ -487,3 +524,27 @@ class _Finder(importlib.abc.MetaPathFinder):
         if spec is not None:
             spec.loader = _Loader(spec.loader, name)
         return spec
+
+
+class _Copy(importlib.machinery.SourceFileLoader):
+    """Compiles a file of torch/cuda as of torch/npu."""
+
+    def get_code(self, name: str) -> Any:
+        source = named(self.get_data(self.path).decode())
+        source = source.replace("version.npu", "version.cuda").replace("torch.backends.npu.is_built()", "True")
+        source = source.replace("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+        return compile(source, self.path, "exec", dont_inherit=True)
+
+
+class _Copies(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch.npu" and not name.startswith("torch.npu."):
+            return None
+        parent, _, last = name.replace("npu", "cuda", 1).rpartition(".")
+        spec = importlib.machinery.PathFinder.find_spec(last, sys.modules[parent].__path__)
+        if spec is None or spec.origin is None:
+            return None
+        folders = spec.submodule_search_locations
+        return importlib.util.spec_from_file_location(
+            name, spec.origin, loader=_Copy(name, spec.origin), submodule_search_locations=folders
+        )

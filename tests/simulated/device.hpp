@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
@@ -165,15 +166,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-struct Hooks : at::CUDAHooksInterface {
+#ifdef SIMULATED_NPU
+struct Hooks final : at::PrivateUse1HooksInterface {
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
+    resize_storage(storage.unsafeGetStorageImpl(), size);
+  }
+#else
+struct Hooks final : at::CUDAHooksInterface {
   explicit Hooks(at::CUDAHooksArgs) {}
-  void init() const override {}
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return card_count() > 0; }
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
   long versionCUDART() const override { return 12060; }
   std::string showConfig() const override { return "simulated CUDA"; }
+  at::Allocator* getCUDADeviceAllocator() const override { return &allocator(); }
+  c10::DeviceIndex current_device() const override { return current; }
+  int getNumGPUs() const override { return card_count(); }
+  void deviceSynchronize(c10::DeviceIndex card) const override { host_waits_for_card(or_current(card)); }
+#endif
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return card_count() > 0; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex card) const override { return default_generator(card); }
   at::Generator getNewGenerator(c10::DeviceIndex card) const override {
     return at::make_generator<Generator>(or_current(card));
@@ -182,16 +194,12 @@ struct Hooks : at::CUDAHooksInterface {
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   bool hasPrimaryContext(c10::DeviceIndex card) const override { return statistics[card].allocated > 0; }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
-  at::Allocator* getCUDADeviceAllocator() const override { return &allocator(); }
-  int getNumGPUs() const override { return card_count(); }
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(card_count()); }
-  c10::DeviceIndex current_device() const override { return current; }
   c10::DeviceIndex getCurrentDevice() const override { return current; }
   void setCurrentDevice(c10::DeviceIndex card) const override { Guard().setDevice({kCard, card}); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex card) const override {
     return Guard().exchangeDevice({kCard, card}).index();
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex card) const override { return exchangeDevice(card); }
-  void deviceSynchronize(c10::DeviceIndex card) const override { host_waits_for_card(or_current(card)); }
 };
 }  // namespace simulated

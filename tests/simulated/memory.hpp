@@ -84,7 +84,7 @@ inline at::DataPtr on_card(at::DataPtr cpu, int64_t size, int card) {
   if (s.bytes + rounded > total_memory()) {
     s.out_of_memory++;
     auto mib = [](int64_t bytes) { return bytes / 1048576.; };
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", mib(size), " MiB. GPU ", card,
+    TORCH_CHECK_WITH(OutOfMemoryError, false, kRuntime, " out of memory. Tried to allocate ", mib(size), " MiB. GPU ", card,
                      " has a total capacity of ", mib(total_memory()), " MiB of which ",
                      mib(total_memory() - s.bytes), " MiB is free. (simulated)");
   }

@@ -81,7 +81,7 @@ struct NCCL final : c10d::Backend {
     static std::atomic<c10::StreamId> groups{0};
     stream = stream_of(current, -++groups);
   }
-  const std::string getBackendName() const override { return "nccl"; }
+  const std::string getBackendName() const override { return kCollectives; }
   Pointer<Options> getBackendOptions() override { return options; }
   bool supportsCoalescing() const override { return true; }
   bool supportsSplitting() const override { return false; }
@@ -103,7 +103,7 @@ struct NCCL final : c10d::Backend {
   // --- what gloo gets
   // -------------------------------------------------------------------------------------------------------
   static Tensor cpu(const Tensor& t) {
-    TORCH_CHECK(is_on_card(t), "Tensors must be CUDA and dense (simulated NCCL got a tensor of ", t.device(), ")");
+    TORCH_CHECK(is_on_card(t), "Tensors must be ", kRuntime, " and dense (simulated: got a tensor of ", t.device(), ")");
     TORCH_CHECK(t.is_contiguous() || t.is_non_overlapping_and_dense(), "Tensors must be contiguous (simulated NCCL)");
     auto a = as_cpu(t);
     return a.is_contiguous() ? a : a.as_strided({a.numel()}, {1});
@@ -140,7 +140,7 @@ struct NCCL final : c10d::Backend {
     auto work = c10::make_intrusive<Work>();
     {
       Lock lock(mutex);
-      counts[std::string("nccl.") + name]++;
+      counts[std::string(kCollectives) + "." + name]++;
       join(streams[stream], streams[current_stream(current)]);
       auto number = launch(stream);
       for (auto& t : in) access(name, false, t, stream, number);
@@ -152,7 +152,7 @@ struct NCCL final : c10d::Backend {
       work->clock = streams[stream];
     }
     sequence++;
-    trace(std::string("nccl.") + name);
+    trace(std::string(kCollectives) + "." + name);
     auto& running = *work->running;
     running.inner = start(), running.inputs = in, running.outputs = out, running.after = std::move(after);
     if (is_coalescing) coalesced.push_back(work);

@@ -217,7 +217,7 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   call.check_devices(name);
   if (generator) {
     auto given = generator->isNone() ? default_generator(call.card.index()) : generator->toGenerator();
-    TORCH_CHECK(given.device().type() == kCard, "Expected a 'cuda' device type for generator but found '",
+    TORCH_CHECK(given.device().type() == kCard, "Expected a '", kWord, "' device type for generator but found '",
                 given.device().type(), "'");
     *generator = static_cast<Generator*>(given.unsafeGetGeneratorImpl())->next();
   }

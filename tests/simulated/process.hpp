@@ -11,8 +11,15 @@
 #include <sstream>
 
 namespace simulated {
-constexpr auto kCard = c10::DeviceType::CUDA;
-constexpr auto kKey = c10::DispatchKey::CUDA;
+#ifdef SIMULATED_NPU  // of a vendor whose devices torch gets from an extension
+#define CARD_KEY PrivateUse1
+constexpr auto kWord = "npu", kRuntime = "NPU", kVisible = "ASCEND_RT_VISIBLE_DEVICES", kCollectives = "hccl";
+#else
+#define CARD_KEY CUDA
+constexpr auto kWord = "cuda", kRuntime = "CUDA", kVisible = "CUDA_VISIBLE_DEVICES", kCollectives = "nccl";
+#endif
+constexpr auto kCard = c10::DeviceType::CARD_KEY;
+constexpr auto kKey = c10::DispatchKey::CARD_KEY;
 constexpr int kMostCards = 16;
 inline std::recursive_mutex mutex;  // of all that is here
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -52,13 +59,13 @@ inline double setting(const char* name, double otherwise) {
   return text ? atof(text) : otherwise;
 }
 
-// The numbers of the cards that this process may use: the driver reads CUDA_VISIBLE_DEVICES once, at its first call.
+// The numbers of the cards that this process may use: the driver reads the variable once, at its first call.
 inline const std::vector<int>& cards() {
   static const std::vector<int> visible = [] {
     int total = static_cast<int>(setting("SIMULATED_CARDS", 0));
     std::vector<int> all, chosen;
     for (int card = 0; card < total; card++) all.push_back(card);
-    const char* words = getenv("CUDA_VISIBLE_DEVICES");
+    const char* words = getenv(kVisible);
     if (!words) return all;
     std::stringstream stream(words);
     for (std::string word; std::getline(stream, word, ',');) {
@@ -79,7 +86,7 @@ inline int card_count() { return static_cast<int>(cards().size()); }
 inline int or_current(int card) { return card < 0 ? current : card; }
 
 [[noreturn]] inline void raise(int code, const std::string& message) {
-  throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, "CUDA error: " + message);
+  throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, std::string(kRuntime) + " error: " + message);
 }
 inline void check_card(int card) {
   if (card >= 0 && card < card_count()) return;
@@ -108,12 +115,12 @@ inline bool is_assert_known = false;
 inline void raise_assert() {
   is_assert_known = true;
   raise(710,
-        "device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other API call, "
+        "device-side assert triggered\nKernel errors might be asynchronously reported at some other API call, "
         "so the "
         "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n");
 }
 inline void check_process() {
-  TORCH_CHECK(!is_in_bad_fork, "CUDA error: initialization error (simulated: used before the fork)");
+  TORCH_CHECK(!is_in_bad_fork, kRuntime, " error: initialization error (simulated: used before the fork)");
   if (is_assert_known) raise_assert();
 }
 
@@ -121,7 +128,7 @@ inline void check_process() {
 // -------------------------------------------------------------------------------------------------------- Work on a
 // stream is ordered after the stream's earlier work only, and after what an event, or the host, has waited for. A
 // clock says up to which number the work of each stream is known to be done.
-using Stream = int64_t;  // the card and torch's number of the stream; numbers below 0 are NCCL's
+using Stream = int64_t;  // the card and torch's number of the stream; numbers below 0 are of collectives
 using Clock = std::map<Stream, uint64_t>;
 inline std::map<Stream, Clock> streams;
 inline Clock host;  // what the host has waited for
@@ -131,7 +138,7 @@ inline Stream stream_of(int card, c10::StreamId id) { return (static_cast<int64_
 inline Stream current_stream(int card) { return stream_of(card, current_streams[card]); }
 inline std::string name_of(Stream stream) {
   int64_t card = (stream + (1LL << 31)) >> 32, id = stream - (card << 32);
-  return (id < 0 ? "NCCL's stream" : "stream " + std::to_string(id)) + " of cuda:" + std::to_string(card);
+  return (id < 0 ? "the collectives' stream" : "stream " + std::to_string(id)) + " of " + kWord + ":" + std::to_string(card);
 }
 
 inline void join(Clock& into, const Clock& other) {

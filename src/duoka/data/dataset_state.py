@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from duoka.private.torch import version_of
 from duoka.system.modules import is_users
@@ -78,7 +78,7 @@ def state_of(value: Any) -> Any:
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state(legacy=False)["state"])
-    if isinstance(value, torch.Generator):
+    if isinstance(value, Generator):
         return value.get_state().numpy().tobytes()
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from duoka.view.random.generators import random_states, set_random_states
@@ -122,7 +122,7 @@ def drawing_from(states: dict[str, Any], loader: DataLoader[Any]) -> Iterator[No
         set_random_states(before)
 
 
-def _own_generators(loader: DataLoader[Any]) -> dict[str, torch.Generator]:
+def _own_generators(loader: DataLoader[Any]) -> dict[str, Generator]:
     """Return the generators that belong to this loader."""
     found = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
-    return {name: one for name, one in found.items() if isinstance(one, torch.Generator)}
+    return {name: one for name, one in found.items() if isinstance(one, Generator)}

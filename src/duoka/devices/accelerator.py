@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -12,9 +13,12 @@ from duoka.devices import machine
 from duoka.devices.vendors import TYPES, VENDORS
 
 
-def moves() -> tuple[Any, ...]:
-    """Return the methods that move a tensor to an accelerator, as they are now: interceptions may replace them."""
-    return tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
+_MOVES = tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
+
+
+def is_move(function: Any) -> bool:
+    """Return whether a function, or what it wraps, is a method that moves a tensor to an accelerator."""
+    return inspect.unwrap(function) in _MOVES
 
 
 def kind() -> str:

@@ -146,9 +146,9 @@ class Sharded(BatchTensor):
             rows = view.replicate(spec.partition.local_rows(values, dim)).clone(memory_format=torch.contiguous_format)
         if value.shape != self.shape:
             self._rows.grad = None
-        if self._rows.is_meta == rows.is_meta:
+        if TYPES_AGREE(self._rows, rows):
             self._rows.data = rows
-        else:  # torch does not give memory to a tensor on the meta device
+        else:  # one is on the meta device, or on a vendor's that torch gets from an extension
             self._rows = rows.requires_grad_(self._rows.requires_grad)
         leaf = BatchTensor(self._rows, spec)
         _replace_contents(self, leaf)

@@ -23,7 +23,7 @@ def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return device
     if func is Tensor.cpu:
         return torch.device("cpu")
-    moves = func in accelerator.moves()
+    moves = accelerator.is_move(func)
     asked = args[1] if moves and len(args) > 1 else kwargs.get("device")
     if asked is None:
         return torch.empty(0, device=accelerator.kind()).device if moves else None
@@ -40,7 +40,7 @@ def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kw
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
     """Return the call whose result is on `device`, that of the rows."""
-    if func not in (Tensor.to, Tensor.cpu, *accelerator.moves()):
+    if func not in (Tensor.to, Tensor.cpu) and not accelerator.is_move(func):
         return func, args, {**kwargs, "device": device}
     dtype = parse_to(*args[1:], **kwargs)[1] if func is Tensor.to else None
     return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}

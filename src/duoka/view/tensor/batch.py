@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
@@ -296,7 +296,7 @@ def call_each_share(
     found = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
     shares = found[0]._spec.view.shares
     calls = [of_share((args, kwargs), place) for place in range(shares.count)]
-    generators = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)] if draws else []
+    generators = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Generator)] if draws else []
     return join_results(shares.each(lambda place: call(*calls[place]), draws, generators), found)
 
 
