@@ -100,7 +100,7 @@ MOST = {"mlp": 2, "cnn": 6, "gpt": 2}
 
 
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, pytest.param("mlp", marks=pytest.mark.npu, id="mlp-npu")])
 def test_a_step_adds_no_wait_of_the_host(flow: Flow, model: str, clip: bool) -> None:
     clipping = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)" if clip else ""
     script = HEAD + MODELS[model] + LOOP.format(clip=clipping)

@@ -23,7 +23,7 @@ def exact(flow: Flow, script: str, workers: int, *more: str) -> str:
     return result.stdout
 
 
-ON_CARDS = [pytest.param("mlp", marks=pytest.mark.cards, id="mlp-cards")]
+ON_CARDS = [pytest.param("mlp", marks=getattr(pytest.mark, kind), id=f"mlp-{kind}") for kind in ("cards", "npu")]
 ON_CARDS += [
     pytest.param(script, marks=[pytest.mark.cards, pytest.mark.long], id=f"{script}-cards")
     for script in ("transformer", "force", "hard", "gan")

@@ -19,10 +19,10 @@ IN_PARTS = {path.stem: path for path in sorted((HERE / "fsdp").glob("*.py"))}
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Flow, str], Reference]:
     """What plain python gives on one device, once for each script, on CPUs and on cards."""
-    done: dict[tuple[str, bool], Reference] = {}
+    done: dict[tuple[str, str | None], Reference] = {}
 
     def of(flow: Flow, name: str) -> Reference:
-        key = name, bool(flow.cards)
+        key = name, flow.cards.get("SIMULATED_DEVICE")
         if key not in done:
             alone = flow.alone(tmp_path_factory.mktemp(name))
             done[key] = Reference(alone, [alone.script(script(name)), "weights.pt"], "weights.pt")
@@ -50,6 +50,9 @@ def on_cards(names: Iterable[str], short: Collection[str]) -> list[Any]:
 # Left out: their loaders' workers or generators are the CPU's, CTC, arrays of batches, autocast of the CPU.
 NOT_ON_CARDS = ("changing", "precision", "reading", "sequences", "streams")
 RUNS += on_cards([name for name in SCRIPTS if name not in NOT_ON_CARDS], ("adversaries", "classify", "language"))
+
+
+RUNS.append(pytest.param("classify", 2, marks=pytest.mark.npu, id="classify-npu"))
 
 
 @pytest.mark.parametrize(("name", "workers"), RUNS)

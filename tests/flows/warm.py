@@ -6,7 +6,7 @@ It computes nothing itself, so that what it forks is as good as a new interprete
 leaves behind, ends it, and reports; if nobody is left to read the report, it ends the run. The run ends as any
 program does, at the end of this file, but for taking its modules down.
 
-Started by `tests.flows.flow` as `python warm.py SOCKET`; with the word `cuda` or `npu`, what it forks has simulated cards.
+Started by `tests.flows.flow` as `python warm.py SOCKET`; with the word cuda or npu, what it forks has such cards.
 """
 
 from __future__ import annotations

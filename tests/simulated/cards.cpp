@@ -71,7 +71,9 @@ TORCH_LIBRARY_IMPL(aten, CARD_KEY, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_backward);
   m.impl("_thnn_fused_gru_cell", simulated::gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_backward);
-#ifndef SIMULATED_NPU  // Ascend's are the extension's own
+#ifdef SIMULATED_NPU
+  m.impl("_has_compatible_shallow_copy_type", may_take_the_place);
+#else  // Ascend's kernels for these have names of their own
   m.impl("batch_norm_stats", norm_stats);
   m.impl("batch_norm_gather_stats_with_counts", norm_gather);
   m.impl("batch_norm_elemt", norm_elements);

@@ -86,6 +86,9 @@ def before_cuda() -> None:
         module.default_generators = tuple(sim.generator(card) for card in range(sim.card_count()))
         module._get_device_properties = properties
 
+    def of_card(card: int) -> tuple[int, int]:
+        return sim.current() if card < 0 else card, NUMBER
+
     def properties(card: int) -> Properties:
         if not 0 <= card < sim.card_count():
             raise AssertionError("Invalid device id")
@@ -145,8 +148,8 @@ def before_cuda() -> None:
         "_cuda_getArchFlags": lambda: "sm_80 sm_86 sm_90",
         "_cuda_getCompiledVersion": lambda: 12060,
         "_cuda_synchronize": sim.synchronize,
-        "_cuda_getCurrentStream": lambda card: (sim.current_stream(card), sim.current() if card < 0 else card, NUMBER),
-        "_cuda_getDefaultStream": lambda card: (0, sim.current() if card < 0 else card, NUMBER),
+        "_cuda_getCurrentStream": lambda card: (sim.current_stream(card), *of_card(card)),
+        "_cuda_getDefaultStream": lambda card: (0, *of_card(card)),
         "_cuda_setStream": set_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getCurrentRawStream": lambda card: 0,

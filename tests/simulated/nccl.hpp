@@ -140,7 +140,7 @@ struct NCCL final : c10d::Backend {
     auto work = c10::make_intrusive<Work>();
     {
       Lock lock(mutex);
-      counts[std::string(kCollectives) + "." + name]++;
+      counts[std::string("nccl.") + name]++;
       join(streams[stream], streams[current_stream(current)]);
       auto number = launch(stream);
       for (auto& t : in) access(name, false, t, stream, number);
@@ -152,7 +152,7 @@ struct NCCL final : c10d::Backend {
       work->clock = streams[stream];
     }
     sequence++;
-    trace(std::string(kCollectives) + "." + name);
+    trace(std::string("nccl.") + name);
     auto& running = *work->running;
     running.inner = start(), running.inputs = in, running.outputs = out, running.after = std::move(after);
     if (is_coalescing) coalesced.push_back(work);

@@ -317,6 +317,14 @@ inline Tensor unfold(const Tensor& t, int64_t dim, int64_t size, int64_t step) {
 inline Tensor view_as_real(const Tensor& t) { return at::native::view_as_real(t); }
 inline Tensor view_as_complex(const Tensor& t) { return at::native::view_as_complex(t); }
 
+// Whether `parameter.data = tensor` is possible, as it is between the CPU and cards.
+inline bool may_take_the_place(const Tensor& self, const Tensor& from) {
+  auto is_dense = [](const Tensor& t) {
+    return t.key_set().has(c10::DispatchKey::CPU) || t.key_set().has(c10::DispatchKey::PrivateUse1);
+  };
+  return self.key_set() == from.key_set() || (is_dense(self) && is_dense(from));
+}
+
 // --- copies, and what waits for the card
 // --------------------------------------------------------------------------------------
 inline void launch_copy(const Tensor& to, const Tensor& from) {

@@ -89,6 +89,8 @@ def choose(request: Request, inventory: Inventory) -> Choice:
             return Choice(_cpus(request.count), notes)
     gpus, why = _gpus_for(request, allowed, inventory)
     notes += why
+    if inventory.of.IS_SORTED:
+        gpus = sorted(gpus, key=lambda gpu: gpu.index)
     if inventory.visible is not None:
         mapping = ", ".join(f"{kind}:{place} = GPU {gpu.number}" for place, gpu in enumerate(gpus))
         notes = (*notes, f"{_setting(inventory)} respected: {mapping}")

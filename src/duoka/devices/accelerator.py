@@ -12,7 +12,6 @@ from torch import Tensor
 from duoka.devices import machine
 from duoka.devices.vendors import TYPES, VENDORS
 
-
 _MOVES = tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
 
 

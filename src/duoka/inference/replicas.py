@@ -10,6 +10,7 @@ import copy
 import gc
 import inspect
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from duoka.devices.vendors import FAULTS
 from duoka.errors import AskedError, RunError, TimedOut
 from duoka.inference.batches import Batch, each_leaf, slice_rows, split_rows
-from duoka.private.texts import FAULTS_OF_GPU, NO_MEMORY, says
+from duoka.private.texts import NO_MEMORY, says
 from duoka.system.libc import raise_in_thread
 from duoka.view.tensor.batch import gather_all
 
@@ -191,7 +193,7 @@ def is_fatal(error: BaseException) -> bool:
     """Return True if the device cannot compute any more in this process after this error."""
     if is_out_of_memory(error):
         return False
-    is_fault = isinstance(error, RuntimeError) and says(error, *FAULTS_OF_GPU)
+    is_fault = isinstance(error, RuntimeError) and re.search(FAULTS, str(error)) is not None
     return is_fault or isinstance(error, torch.AcceleratorError)
 
 

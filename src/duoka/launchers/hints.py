@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
+from duoka.devices.vendors import NO_GPU
 from duoka.planning.plan import Kind, Plan
-from duoka.private.texts import NO_GPU
 from duoka.script.files import STANDARD_INPUT
 
 MEMORY = r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory"
@@ -28,7 +28,7 @@ HINTS = {
     ),
     r"device-side assert": (
         "a kernel on this rank's GPU met an index or a label out of range, and the line above may be a later one; "
-        "`CUDA_LAUNCH_BLOCKING=1 duoka run ...` names the line, `--devices cpu:2` the index"
+        "`--devices cpu:2` names the line and the index"
     ),
     r"invalid device ordinal": (
         "each rank sees one GPU, number 0; with duoka's API, run.device is the device to use"

@@ -21,7 +21,7 @@ from duoka.private.torch import DEVICE_CONTEXT, constructors, device_index_funct
 _LIKE = "zeros_like ones_like empty_like full_like rand_like randn_like randint_like"
 _NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
 # Take it as the first argument.
-_FIRST = ((DEVICE_CONTEXT, "__init__"), *((Tensor, name) for name in ("to", *TYPES) if hasattr(Tensor, name)))
+_FIRST = ((DEVICE_CONTEXT, "__init__"), (Tensor, "to"))
 # What functions of torch's module for GPUs return in a trial on the CPU.
 _WITHOUT_GPU = {"set_device": None, "synchronize": None, "current_device": 0, "get_device_name": "GPU"}
 
@@ -95,6 +95,7 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
         patches.replace(space, name, make_move)
     patches.replace(torch.serialization, "default_restore_location", make_restore)
     if not trial:
+        patches.replace(Tensor, device.type, lambda original: _to_accelerator)
         for space, name in device_index_functions(accelerator.module()):
             patches.replace(space, name, make_index)
         return
@@ -104,3 +105,8 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
     for space, (name, value) in product((getattr(torch, name, None) for name in types), _WITHOUT_GPU.items()):
         if hasattr(space, name):
             patches.put(space, name, lambda *args, value=value, **kwargs: value)
+
+
+def _to_accelerator(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+    """The method named after an accelerator; that of an extension waits for each copy of a tensor of a subclass."""
+    return self.to(accelerator.kind() if device is None else device, non_blocking=non_blocking, **kwargs)

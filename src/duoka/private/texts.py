@@ -21,28 +21,16 @@ NETWORK_NOISE = (
 TOO_LATE = ("timed out", "timeout")
 # No memory. torch.OutOfMemoryError is only raised for GPUs.
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-# A fault after which this process cannot use the GPU.
-FAULTS_OF_GPU = ("CUDA error", "HIP error", "XPU error", "NPU error", "NPU function error")
 # An error of the GPU itself, not of what a program did with it.
 LOST_GPU = (
     "uncorrectable ecc error",
     "gpu is lost",
     "fallen off the bus",
-    "no cuda-capable device",
+    "-capable device is detected",
     "hardware error",
     "hardware stack error",
     "busy or unavailable",
     "nvlink uncorrectable",
-)
-# A script asks for a GPU, and there is none, or torch is built without; a regular expression.
-NO_GPU = "|".join(
-    (
-        "have NCCL built in",
-        "ProcessGroupNCCL is only supported",
-        "not (?:compiled|linked) with (?:CUDA|support for|XPU)",
-        "No (?:CUDA|HIP|XPU|NPU) (?:GPUs|devices)",
-        "no NVIDIA driver",
-    )
 )
 # The prefix of errors of the restricted unpickler, with its advice.
 UNPICKLER = "WeightsUnpickler error: "

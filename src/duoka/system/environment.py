@@ -1,6 +1,6 @@
 """The environment variables that duoka reads and writes: no other module accesses os.environ.
 
-Variables set here affect this process and the processes that it starts later. torch, CUDA and thread pools read
+Variables set here affect this process and the processes that it starts later. torch, drivers and thread pools read
 theirs once, at their start, so a worker sets those before.
 """
 

@@ -5,6 +5,9 @@ TOOL       the driver's program whose numbers duoka uses
 VISIBLE    environment variables that name the devices a process sees; the first that is set counts
 ORDER      variables that make the runtime number devices as TOOL does
 IN_AUTO    whether `--devices auto` takes them
+IS_SORTED  whether a process can see them in ascending order only
+FAULT      regular expression: an error after which a process cannot use the device
+ABSENT     regular expression: torch's error where a script asks for a device, and there is none
 ask()      the devices of this machine and their users. Imports no torch, and does not start the runtime.
 lacking()  why torch cannot use them as it is installed here; empty if it can
 
@@ -32,6 +35,9 @@ class Vendor(Protocol):
     VISIBLE: tuple[str, ...]
     ORDER: dict[str, str]
     IN_AUTO: bool
+    IS_SORTED: bool
+    FAULT: str
+    ABSENT: str
 
     def ask(self) -> Report:
         """Query the devices."""
@@ -41,6 +47,8 @@ class Vendor(Protocol):
 
 
 VENDORS: dict[str, Vendor] = {"NVIDIA": nvidia, "AMD": amd, "Ascend": ascend, "Intel": intel, "Apple": apple}
+FAULTS = "|".join(vendor.FAULT for vendor in VENDORS.values())
+NO_GPU = "|".join(["not linked with support for", *(vendor.ABSENT for vendor in VENDORS.values())])
 TYPES = tuple(dict.fromkeys(vendor.TYPE for vendor in VENDORS.values()))
 
 

@@ -15,9 +15,10 @@ from duoka.devices.vendors.report import MIB, Report, asked, torch_is_built_for
 
 DRIVER = Path("/dev/kfd")  # exists if the AMD driver is loaded
 NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"
-TYPE, TOOL, IN_AUTO = "cuda", "amd-smi", True
+TYPE, TOOL, IN_AUTO, IS_SORTED = "cuda", "amd-smi", True, False
 VISIBLE: tuple[str, ...] = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 ORDER: dict[str, str] = {}
+FAULT, ABSENT = "HIP error", "No HIP GPUs"
 
 
 def ask() -> Report:

@@ -8,10 +8,11 @@ import platform
 from duoka.devices.gpu import Gpu
 from duoka.devices.vendors.report import Report
 
-TYPE, TOOL = "mps", "duoka gpus"
+TYPE, TOOL, IS_SORTED = "mps", "duoka gpus", False
 IN_AUTO = False  # it has no float64, and `--devices 2` means two CPU workers on a Mac
 VISIBLE: tuple[str, ...] = ()
 ORDER: dict[str, str] = {}
+FAULT, ABSENT = "command buffer exited with error", "MPS backend is (?:not|only) supported"
 
 
 def ask() -> Report:

@@ -15,8 +15,10 @@ from duoka.devices.processes import describe
 from duoka.devices.vendors.report import MIB, Report, asked, output
 
 TYPE, TOOL, IN_AUTO = "npu", "npu-smi", True
+IS_SORTED = True  # in another order the runtime sees none
 VISIBLE: tuple[str, ...] = ("ASCEND_RT_VISIBLE_DEVICES",)
 ORDER: dict[str, str] = {}
+FAULT, ABSENT = "NPU (?:function )?error", "No NPU"
 DRIVER = Path("/dev/davinci_manager")  # exists if the driver is loaded
 
 

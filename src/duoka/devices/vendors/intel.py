@@ -13,9 +13,10 @@ from duoka.devices.gpu import Gpu, GpuProcess
 from duoka.devices.processes import describe
 from duoka.devices.vendors.report import MIB, Report, asked, on_bus, output, torch_is_built_for
 
-TYPE, TOOL, IN_AUTO = "xpu", "xpu-smi", True
+TYPE, TOOL, IN_AUTO, IS_SORTED = "xpu", "xpu-smi", True, False
 VISIBLE: tuple[str, ...] = ("ZE_AFFINITY_MASK",)
 ORDER = {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}
+FAULT, ABSENT = "XPU error", "not compiled with XPU|No XPU devices"
 
 
 def ask() -> Report:

@@ -18,9 +18,11 @@ from duoka.devices.vendors import report
 from duoka.devices.vendors.report import Report, asked
 from duoka.system.time_limit import within
 
-TYPE, TOOL, IN_AUTO = "cuda", "nvidia-smi", True
+TYPE, TOOL, IN_AUTO, IS_SORTED = "cuda", "nvidia-smi", True, False
 VISIBLE: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+FAULT = "CUDA error"
+ABSENT = "(?:have NCCL built in|NCCL is only supported|not compiled with CUDA|No CUDA GPUs|no NVIDIA driver)"
 NO_LIBRARY = "GPUs are found through the package nvidia-ml-py, which is missing"
 NVLINKS = 18  # maximum of one GPU
 ESSENTIAL = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo")

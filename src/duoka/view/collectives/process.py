@@ -21,7 +21,7 @@ from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, 
 from duoka.view.collectives.stream_ends import StreamEnds
 from duoka.view.support.user_code import user_line
 
-# What gloo and NCCL send; other types, complex numbers among them, are sent as these.
+# What all backends send; other types, complex numbers among them, are sent as these.
 _SENT = (
     torch.float32,
     torch.float64,
