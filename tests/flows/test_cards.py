@@ -497,7 +497,8 @@ RESUMED = """
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(epoch, f"{loss.item():.5f}", f"{sum(row.sum().item() for row in duoka.predict(model, torch.ones(7, 6))):.4f}")
+        outputs = duoka.predict(model, torch.ones(7, 6))
+        print(epoch, f"{loss.item():.5f}", f"{sum(output.sum().item() for output in outputs):.4f}")
 """
 
 
