@@ -63,6 +63,23 @@ def test_every_way_to_a_gradient() -> None:
             torch.testing.assert_close(torch.tensor(one).view(3), other)
 
 
+def test_a_parameter_in_the_shape_of_a_batch() -> None:
+    """As in every distribution of torch, whose parameters are broadcast together."""
+
+    def gradients(x: Tensor) -> Tensor:
+        scale = nn.Parameter(torch.tensor([0.5]))
+        spread, row = torch.broadcast_tensors(scale.exp(), x.sum(1))
+        loss = (row * spread + scale.expand_as(row) * 3).sum()
+        loss = loss + (scale.repeat(6).view_as(row) * row).sum() + sum(torch.atleast_2d(scale, x)[0]).sum()
+        (torch.distributions.Normal(x, scale.exp()).log_prob(x * 2).sum() + loss).backward()
+        assert scale.grad is not None
+        return scale.grad
+
+    x = torch.arange(18.0).view(6, 3)
+    for found in on_ranks(2, exactly(lambda run: gradients(run.batch(x)).tolist())):
+        torch.testing.assert_close(torch.tensor(found), gradients(x))
+
+
 def test_new_memory_and_new_parameters() -> None:
     """`parameter.data = ...`, a layer that is thawed, one that is added."""
 

@@ -55,12 +55,10 @@ def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
 
 
 def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """view, reshape and similar."""
+    """view and reshape."""
     batch = args[0]
-    if not isinstance(batch, BatchTensor):  # reshape_as(a batch): only its shape is asked for
-        return func(batch, torch.empty(args[1].shape, device="meta")) if _is_as(func) else NotImplemented
-    if _is_as(func):
-        return _reshaped(batch, list(argument(args, kwargs, 1, "other").shape))
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
     dtype = argument(args, kwargs, 1, "dtype")
     if isinstance(dtype, torch.dtype):  # other types have more or fewer numbers in the last dimension
         if dtype.itemsize != batch._rows.itemsize and batch._spec.dim == ndim_of(batch) - 1:
@@ -69,8 +67,9 @@ def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return _reshaped(batch, sizes_of(args, kwargs, "size" if func is Tensor.view else "shape"))
 
 
-def _is_as(func: Function) -> bool:
-    return func in (Tensor.view_as, Tensor.reshape_as)
+def as_other(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """view_as, reshape_as and expand_as: only the shape of the other tensor is asked for."""
+    return getattr(args[0], func.__name__.removesuffix("_as"))(shape_of(argument(args, kwargs, 1, "other")))
 
 
 def flatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,11 +121,9 @@ def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """expand(sizes) of dimensions other than the batch."""
     batch = args[0]
-    if not isinstance(batch, BatchTensor):  # expand_as(a batch)
-        return func(batch, torch.empty(args[1].shape, device="meta")) if func is Tensor.expand_as else NotImplemented
-    sizes = (
-        list(argument(args, kwargs, 1, "other").shape) if func is Tensor.expand_as else sizes_of(args, kwargs, "size")
-    )
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
+    sizes = sizes_of(args, kwargs, "size")
     dim = batch._spec.dim + len(sizes) - batch.dim()
     sizes[dim] = -1
     return BatchTensor(batch._local.expand(sizes), batch._spec.at(dim))
@@ -296,10 +293,12 @@ def of_a_batch(rule: Rule) -> Rule:
     return only
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({in_place})
+# Their results may be plain tensors whose gradients are sums over all shares.
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({in_place, as_other, at_least, broadcast_tensors})
 
 RULES: dict[Function, Rule] = {
-    **dict.fromkeys(functions("view reshape view_as reshape_as", (Tensor, torch)), reshape),
+    **dict.fromkeys(functions("view reshape", (Tensor, torch)), reshape),
+    **dict.fromkeys(functions("view_as reshape_as expand_as", (Tensor,)), as_other),
     **dict.fromkeys(functions("flatten ravel", (Tensor, torch)), of_a_batch(flatten)),
     **dict.fromkeys(functions("unflatten", (Tensor, torch)), of_a_batch(unflatten)),
     **dict.fromkeys(functions("squeeze squeeze_copy", (Tensor, torch)), of_a_batch(squeeze)),
@@ -312,7 +311,7 @@ RULES: dict[Function, Rule] = {
         of_a_batch(permute),
     ),
     **dict.fromkeys(getters("T mT H mH"), of_a_batch(permute)),
-    **dict.fromkeys(functions("expand expand_as broadcast_to", (Tensor, torch)), expand),
+    **dict.fromkeys(functions("expand broadcast_to", (Tensor, torch)), expand),
     **dict.fromkeys(
         functions(
             "chunk split unbind tensor_split split_with_sizes narrow select unsafe_chunk unsafe_split "
