@@ -1,25 +1,6 @@
 """duoka runs PyTorch training on the devices you have: same script, same result, same checkpoint."""
 
-# Top-down; each module imports only what stands below it.
-#
-#   cli/          one file per command, and a table of them
-#   ray/          duoka.ray.launch: nodes of a Ray cluster
-#   doctor/, forecasting/, proving/    the commands that measure a machine or compare runs
-#   launchers/    start workers, watch them and report how they ended
-#   run/          the API: duoka.start and what it returns
-#   plain/        runs scripts written for one device
-#   inference/    duoka.predict
-#   data/         loaders: a rank's rows of every batch
-#   strategies/   keep parameters in step, one file per strategy
-#   checkpoint/   reads and writes weights and checkpoints
-#   origins/      how this process was started, its rank, and its state as a whole
-#   view/         batch tensors, which stand for a whole global batch
-#   supervision/  status of workers, and how they ended
-#   network/      connections between the processes of a run
-#   engines/      read the environment variables that torchrun, MPI, Slurm, LSF and Kubernetes set
-#   planning/     decided settings, made from requested ones, devices/ and script/
-#   system/       the operating system, environment variables and the terminal
-#   errors.py     the tree of errors
+# What is where: ARCHITECTURE.md.
 #
 # Importing duoka imports none of it: each public name imports its module on first use. So
 # system/environment.py cannot set the one variable that is set here.

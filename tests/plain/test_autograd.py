@@ -77,3 +77,18 @@ def test_gradients_under_a_mode_of_torch_functions(flow: Flow, options: list[str
         step()
         """
     as_python(flow, source, *options)
+
+
+def test_inputs_of_backward_by_position(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        for x in DataLoader(torch.randn(16, 3), batch_size=8):
+            torch.autograd.backward(net(x).square().mean(), None, None, False, None, [net[1].weight])
+        print(net[0].weight.grad, net[1].weight.grad.norm().item())
+        """
+    as_python(flow, source, "--strategy", "exact")

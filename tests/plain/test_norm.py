@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.flows.flow import Flow
 from tests.plain.said import as_python
 
@@ -35,3 +37,21 @@ def test_torchscript_finds_the_names_of_its_caller_and_torch_s_own_functions(flo
         print(torch.jit.script(torch.nn.BatchNorm1d(2))(torch.arange(6.0).view(3, 2)))
         """
     as_python(flow, source)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_of_one_value_per_channel_raises_torch_s_error(flow: Flow, workers: int) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+        for x in DataLoader(torch.randn(9, 1, 3, 3), batch_size=8):
+            try:
+                net(x)
+            except ValueError as error:
+                print(error)
+        """
+    as_python(flow, source, "--strategy", "exact", "--shares", str(workers), workers=workers)

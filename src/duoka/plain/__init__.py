@@ -1,27 +1,4 @@
-"""Run a script written for one device on several: one interception per file, all of them listed here.
-
-modules     module calls                                -> view/modules/calls.py
-norm        BatchNorm                                   -> view/shares/batch_norm.py
-autograd    backward passes, torch.autograd.grad        -> strategies
-loaders     DataLoader iterators                        -> data/splitting.py
-transforms  torch.compile, vmap, cond, torch.func        -> view/dispatch
-optimizers  parameters of optimizers are kept in step     -> strategies
-parallel    nn.DataParallel calls its module
-printing    tensors that are printed with their backward function
-saving      torch.save: once
-scripting   TorchScript
-files       opening files for writing, changing and querying them: once
-descriptors files opened by other functions than `open`: once
-databases   sqlite: rank 0 has the file, the others replicas
-commands    other programs: once
-entropy     sources of random numbers, and seeds
-clocks      time.time, datetime.now and the like
-hashes      the order of sets of tensors
-warned      the lines that warnings name
-gpu_numbers numbers of GPUs: the rank's own GPU
-inference   duoka.predict: on every rank by itself
-refusals    calls that a plain script cannot make
-"""
+"""Run a script written for one device on several: one interception per file, all of them listed in INTERCEPTIONS."""
 
 from __future__ import annotations
 
@@ -65,30 +42,30 @@ from duoka.view.support.determinism import be_deterministic
 from duoka.view.view import View
 
 INTERCEPTIONS = (
-    modules,
-    norm,
-    autograd,
-    hooks,
-    constructors,
-    transforms,
-    loaders,
-    optimizers,
-    parallel,
-    printing,
-    saving,
-    scripting,
-    files,
-    descriptors,
-    locks,
-    databases,
-    commands,
-    entropy,
-    clocks,
-    hashes,
-    warned,
-    inference,
-    refusals,
-    gpu_numbers,
+    modules,  # module calls: view/modules/calls.py
+    norm,  # BatchNorm: view/shares/batch_norm.py
+    autograd,  # backward passes, torch.autograd.grad: strategies
+    hooks,  # hooks on leaves and modules
+    constructors,  # tensors made of batches
+    transforms,  # torch.compile, vmap, cond, torch.func: view/dispatch
+    loaders,  # DataLoader iterators: data/splitting.py
+    optimizers,  # their parameters are kept in step: strategies
+    parallel,  # nn.DataParallel calls its module
+    printing,  # tensors that are printed with their backward function
+    saving,  # torch.save: once
+    scripting,  # TorchScript
+    files,  # opening files for writing, changing and querying them: once
+    descriptors,  # files opened by other functions than `open`: once
+    locks,  # locks of files
+    databases,  # sqlite: rank 0 has the file, the others replicas
+    commands,  # other programs: once
+    entropy,  # sources of random numbers, and seeds
+    clocks,  # time.time, datetime.now and the like
+    hashes,  # the order of sets of tensors
+    warned,  # the lines that warnings name
+    inference,  # duoka.predict: on every rank by itself
+    refusals,  # calls that a plain script cannot make
+    gpu_numbers,  # numbers of GPUs: the rank's own GPU
 )
 
 SHOWN = 20  # lines of a kind in the report

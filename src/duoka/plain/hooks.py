@@ -13,7 +13,6 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view.support import originals
 from duoka.view.support.kinds import is_scripts_own
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
@@ -28,7 +27,7 @@ def install(session: Session) -> None:
             if (self.is_leaf and of_shares) or (
                 not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
             ):
-                return session.strategy.register_hook(self, hook, originals.register_hook)
+                return session.strategy.register_hook(self, hook)
             return original(self, hook)
 
         return register_hook
@@ -37,7 +36,7 @@ def install(session: Session) -> None:
         def retain_grad(self: Tensor) -> None:
             plain = not isinstance(self, BatchTensor)
             if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
-                session.strategy.register_hook(self, lambda _: None, originals.register_hook)
+                session.strategy.register_hook(self, lambda _: None)
             original(self)
 
         return retain_grad

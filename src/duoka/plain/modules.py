@@ -45,7 +45,7 @@ def install(session: Session) -> None:
         session.patches.replace(nn.Module, name, make_move)
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
-            session.patches.hook(register(lambda module, *_: calls.changed(module)))
+            session.patches.at_end(register(lambda module, *_: calls.changed(module)).remove)
     if session.view.shares.exact:
         _keep_activations(session)
         return

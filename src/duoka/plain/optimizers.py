@@ -48,14 +48,15 @@ def install(session: Session) -> None:
     """
     registered = _Registered()
     with unnumbered():
-        session.patches.hook(register_module_parameter_registration_hook(registered.add))
+        session.patches.at_end(register_module_parameter_registration_hook(registered.add).remove)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
             original(self, param_group)
-            for parameter in registered.in_order(self.param_groups[-1]["params"]):
-                if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
-                    session.strategy.optimize(parameter)
+            with session.ranks.coalesced_broadcasts():
+                for parameter in registered.in_order(self.param_groups[-1]["params"]):
+                    if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
+                        session.strategy.optimize(parameter)
 
         return add_param_group
 

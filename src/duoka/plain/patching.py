@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from torch.utils.hooks import RemovableHandle
-
 from duoka.private.torch import LAZY_METHODS
 from duoka.system.modules import is_users
 from duoka.view.tensor.batch import BatchTensor
@@ -84,10 +82,6 @@ class Patches:
             for name, value in list(vars(module).items()):
                 if callable(value) and id(value) in put:
                     self.put(module, name, put[id(value)])
-
-    def hook(self, handle: RemovableHandle) -> None:
-        """Record a global hook of torch, to be removed at the end."""
-        self.at_end(handle.remove)
 
     def at_end(self, function: Callable[[], None]) -> None:
         """Let `undo` call a function."""

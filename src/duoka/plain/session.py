@@ -119,5 +119,5 @@ def open_session(
     for interception in interceptions:
         interception.install(session)
     if settings.measures_rows and ranks.world_size > 1 and not view.shares.exact:
-        patches.hook(Balance(view, ranks, device, say).handle)
+        patches.at_end(Balance(view, ranks, device, say).handle.remove)
     return session

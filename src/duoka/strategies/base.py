@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from duoka.view.collectives.base import Collectives
+from duoka.view.support import originals
 from duoka.view.view import View
 
 Observer = Callable[[Callable[[Tensor], bool]], None]  # takes a test whether a pass reached a parameter
@@ -59,9 +60,9 @@ class Strategy(ABC):
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
 
-    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        """Register a hook for the whole batch's gradient of a leaf. register: torch's own function."""
-        return register(leaf, hook)
+    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+        """Register a hook for the whole batch's gradient of a leaf."""
+        return originals.register_hook(leaf, hook)
 
     def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
         """Let gradients of these be views of larger tensors, where that saves a copy."""

@@ -30,6 +30,7 @@ from duoka.strategies.sparse import average_sparse
 from duoka.view.collectives.base import Collectives
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.local import LocalShares
+from duoka.view.support import originals
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.kinds import is_sharded
 from duoka.view.support.user_code import user_line
@@ -196,8 +197,8 @@ class Bucketed(Strategy):
         finally:
             self._no_sync = before
 
-    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        return register(leaf, WholeHook(hook, self._ranks))
+    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+        return originals.register_hook(leaf, WholeHook(hook, self._ranks))
 
     def observe(self, observer: Observer) -> None:
         self._observers.append(observer)
@@ -313,6 +314,7 @@ class Bucketed(Strategy):
             sent_bucket.wait()
         totals = now.sent_buckets[-1].wait()[-len(report) :] if in_bucket else self._sum_report(report)
         *reached, unplanned, digests = totals.tolist()
+        # If digests differ, that of at least one rank differs from their mean, and this rank's error ends all.
         if digests != report[-1] * self._ranks.world_size:
             raise RanksApart(
                 f"the ranks' random states differ at {user_line()}: something draws random numbers on one rank that "

@@ -29,6 +29,7 @@ from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.tree_sum import Subtrees, Tree, start_sum
 from duoka.view.rules.gradients import call_hooks
+from duoka.view.support import originals
 from duoka.view.support.originals import when_accumulated
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View, exact_view
@@ -174,10 +175,10 @@ class Exact(Bucketed):
         """Do nothing: sums over passes have the same bits only if each pass is averaged before it is added."""
         yield
 
-    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
+    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the whole gradient: of a leaf, it is called when the pass is over."""
         if not leaf.is_leaf:
-            return register(leaf, hook)  # whole already: every share's part is added before
+            return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook

@@ -1,10 +1,10 @@
 """The global view: every tensor that a script sees stands for the whole global batch.
 
 view            the state that belongs to one rank; `row_independent`, `tally` and `aliased` are parts of it
+copies          between the host's memory and an accelerator
 tensor/         the batch tensor, and the placement of its samples
 dispatch/       one torch function of batch tensors: its rule, recorded rules, computed whole
 rules/          what each torch function computes on a rank's rows
-sharded         parameters of which each rank holds a part (`--strategy fsdp`)
 modules/        calls of modules: plain inputs, compiled modules, activation checkpointing
 shares/         the partition of a batch, several shares in a process, collectives with gradients, BatchNorm
 random/         random draws for rows, and the generators

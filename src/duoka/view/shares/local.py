@@ -117,7 +117,6 @@ class ExactShares(LocalShares):
         super().__init__(processes)
         self.counts, self.count, self.several = counts, counts[processes.rank], max(counts) > 1
         self._tree = Tree(counts)
-        self._nodes = self._tree.nodes[processes.rank]
 
     def each(
         self, work: Callable[[int], T], draws: bool = False, generators: Sequence[torch.Generator] = ()
