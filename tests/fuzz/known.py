@@ -136,7 +136,9 @@ LAYOUTS = {
         header=("import gc, os", "class Thing: pass", "gc.disable()"),
     ),
     "addresses of memory that arrays share": on(
-        "(6, 4)", "array = x.numpy()", "print(x.data_ptr() == torch.from_numpy(array).data_ptr())"
+        "(6, 4)",
+        "array = x.numpy()",
+        "print(x.data_ptr() == torch.from_numpy(array).data_ptr(), x.data_ptr() == x[:, :0].data_ptr())",
     ),
     "arrays of other types": on(
         "(6, 4)",

@@ -66,7 +66,7 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     """
     rows = args[0]._local
     copies = args[0]._spec.view.aliased.of_memory(rows)
-    if not copies:
+    if not copies or not rows.numel():  # of no numbers: no address
         return int(func(rows)) | _NO_MEMORY
     return int(copies[0].address_of(storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize))
 
