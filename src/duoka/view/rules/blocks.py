@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function, align, argument, dtype_of, functions, in_range, shape_of, sizes_of
+from duoka.view.rules.lookup import (
+    Function,
+    NotByRows,
+    align,
+    argument,
+    dtype_of,
+    functions,
+    in_range,
+    shape_of,
+    sizes_of,
+)
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 
@@ -78,17 +88,17 @@ def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dic
     spec = batch._spec
     of = func(torch.empty(batch.shape, device="meta"), *args[1:], **kwargs)
     sizes = [piece.shape[spec.dim] for piece in of]
-    specs = [found for found in (spec_of_blocks(spec, size) for size in sizes) if found is not None]
-    if len(specs) < len(sizes):
-        return NotImplemented
+    specs = [spec_of_blocks(spec, size) for size in sizes]
     pieces = batch._local.split([found.local_size for found in specs], spec.dim)
     return type(of)(map(BatchTensor, pieces, specs))
 
 
-def spec_of_blocks(spec: Spec, size: int) -> Spec | None:
-    """Return the placement of the first `size` entries, if these are whole blocks, else None."""
+def spec_of_blocks(spec: Spec, size: int) -> Spec:
+    """Return the placement of the first `size` entries; raise NotByRows unless these are whole blocks."""
     blocks, rest = divmod(size, spec.partition.n * spec.inner)
-    return None if rest or blocks == 0 else replace(spec, outer=blocks)
+    if rest or blocks == 0:
+        raise NotByRows
+    return replace(spec, outer=blocks)
 
 
 def blocks_of(items: tuple[Any, ...], batch: BatchTensor) -> Any:
@@ -99,7 +109,7 @@ def blocks_of(items: tuple[Any, ...], batch: BatchTensor) -> Any:
         return NotImplemented
     start, stop, _ = place.indices(spec.size)
     found, before = spec_of_blocks(spec, stop - start), divmod(start, spec.partition.n * spec.inner)
-    if found is None or before[1]:
+    if before[1]:
         return NotImplemented
     first = before[0] * spec.partition.rows * spec.inner
     return BatchTensor(batch._local.narrow(0, first, found.local_size), found)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.rules.lookup import Function, align, localise, same_rows
+from duoka.view.rules.lookup import Function, NotByRows, align, localise, rows_in
 from duoka.view.rules.reductions import whole_mean, whole_sum
 from duoka.view.tensor.batch import BatchTensor, Rule
-from duoka.view.tensor.spec import Spec
 
 
 @lru_cache(maxsize=64)
@@ -24,27 +23,23 @@ def _parameters(func: Function) -> tuple[tuple[str, ...], dict[str, Any]]:
     return tuple(parameters), defaults
 
 
-def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return all arguments by name; None if the deprecated `size_average` or `reduce` is used."""
+def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments by name; raise NotByRows if the deprecated `size_average` or `reduce` is used."""
     names, defaults = _parameters(func)
     given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
-        return None
+        raise NotByRows
     return given
 
 
 def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """cross_entropy and nll_loss, with class weights, ignore_index, label smoothing and soft targets."""
     given = _bound(func, args, kwargs)
-    if given is None:
-        return NotImplemented
     scores, target, reduction = given["input"], given["target"], given.pop("reduction")
     spec = next(side._spec for side in (scores, target, given["weight"]) if isinstance(side, BatchTensor))
     if spec.dim != 0 or scores.dim() < 2 or isinstance(given["weight"], BatchTensor):
         return NotImplemented
-    scores, target = _rows(scores, spec), _rows(target, spec)
-    if scores is None or target is None:
-        return NotImplemented
+    scores, target = rows_in(scores, spec, 0), rows_in(target, spec, 0)
     given.update(input=scores, target=target)
     if reduction == "none":
         return BatchTensor(func(**given, reduction="none"), spec)
@@ -57,12 +52,6 @@ def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     both = torch.stack([numerator, _weight_of(target, given).to(numerator.dtype)])
     total, weight = spec.view.all_sum(both)
     return (total / weight).to(dtype)
-
-
-def _rows(side: Tensor, spec: Spec) -> Tensor | None:
-    if isinstance(side, BatchTensor):
-        return side._local if side._spec.dim == 0 and same_rows(side._spec, spec) else None
-    return spec.local_rows(side, 0) if side.dim() and side.shape[0] == spec.size else None
 
 
 def _sum_of(func: Function, given: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
@@ -94,8 +83,6 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
 
     def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = _bound(func, args, kwargs)
-        if given is None:
-            return NotImplemented
         tensors = {name: given[name] for name in together if isinstance(given.get(name), Tensor)}
         spec, right = align(tensors.values())
         everywhere = [value for name, value in given.items() if name not in tensors]
@@ -124,8 +111,7 @@ _elementwise_kl_div = row_loss("input target")
 def kl_div(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """kl_div, with torch's warning that the mean over elements is not the divergence's."""
     result = _elementwise_kl_div(func, args, kwargs)
-    given = _bound(func, args, kwargs)
-    if result is not NotImplemented and given and given["reduction"] == "mean":
+    if result is not NotImplemented and _bound(func, args, kwargs)["reduction"] == "mean":
         func(torch.zeros(1), torch.zeros(1), reduction="mean")  # the rule itself asks torch for no reduction
     return result
 
@@ -136,14 +122,14 @@ def sample_loss(operands: str) -> Rule:
 
     def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = _bound(func, args, kwargs)
-        if given is None or given.get("distance_function") is not None:  # which may compare any two rows
+        if given.get("distance_function") is not None:  # which may compare any two rows
             return NotImplemented
         if any(isinstance(value, BatchTensor) for name, value in given.items() if name not in by_sample):
             return NotImplemented
         spec = next(given[name]._spec for name in by_sample if isinstance(given[name], BatchTensor))
-        own = {name: _rows(given[name], spec) for name in by_sample}
-        if spec.dim != 0 or given[by_sample[0]].dim() != 2 or any(rows is None for rows in own.values()):
+        if spec.dim != 0 or given[by_sample[0]].dim() != 2:
             return NotImplemented
+        own = {name: rows_in(given[name], spec, 0) for name in by_sample}
         reduction = given.pop("reduction")
         whole = {name: value for name, value in given.items() if name not in by_sample and isinstance(value, Tensor)}
         entered = {name: spec.view.replicate(value) for name, value in whole.items()}
@@ -162,17 +148,15 @@ def _reduced(each: BatchTensor, reduction: str) -> Any:
 def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """ctc_loss of (T, N, C) scores and (N, S) targets; its mean is over targets, then over samples."""
     given = _bound(func, args, kwargs)
-    scores = None if given is None else given["log_probs"]
-    if given is None or not isinstance(scores, BatchTensor) or scores._spec.dim != 1 or given["targets"].dim() != 2:
+    scores = given["log_probs"]
+    if not isinstance(scores, BatchTensor) or scores._spec.dim != 1 or given["targets"].dim() != 2:
         return NotImplemented
     spec, reduction = scores._spec.at(0), given.pop("reduction")
     lengths = {name: torch.as_tensor(given[name]) for name in ("input_lengths", "target_lengths")}
-    own = {name: _rows(value, spec) for name, value in {"targets": given["targets"], **lengths}.items()}
-    if any(rows is None for rows in own.values()):
-        return NotImplemented
+    own = {name: rows_in(value, spec, 0) for name, value in {"targets": given["targets"], **lengths}.items()}
     each = func(**{**given, **own, "log_probs": scores._local}, reduction="none")
     if reduction == "mean":
-        each = each / own["target_lengths"].clamp_min(1).to(each)  # type: ignore[union-attr]
+        each = each / own["target_lengths"].clamp_min(1).to(each)
     return _reduced(BatchTensor(each, spec), reduction)
 
 

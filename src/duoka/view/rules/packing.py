@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import PACK, PAD_PACKED
-from duoka.view.rules.lookup import Function, argument, functions
+from duoka.view.rules.lookup import Function, NotByRows, argument, functions
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
@@ -168,8 +168,6 @@ def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute `_pad_packed_sequence(data, sizes, batch_first, value, length)`, padded to the longest of the batch."""
     data, sizes, batch_first, value, length = args
     partition = packed_cut(data, sizes)
-    if partition is None:
-        return NotImplemented
     longest = max(length, len(sizes))
     rows, _ = func(data._local, partition.own_sizes, batch_first, value, longest)
     return BatchTensor(
@@ -177,14 +175,16 @@ def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ), partition.lengths.clone()
 
 
-def packed_cut(data: Any, sizes: Any) -> Packed | None:
-    """Return the partition of packed data in its original order; None for anything else of as many rows."""
+def packed_cut(data: Any, sizes: Any) -> Packed:
+    """Return the partition of packed data in its original order; raise NotByRows for anything else."""
     if not isinstance(data, BatchTensor) or not isinstance(data._spec.partition, Packed):
-        return None
+        raise NotByRows
     spec, partition = data._spec, data._spec.partition
     if (spec.dim, spec.outer, spec.inner) != (0, 1, 1) or isinstance(sizes, BatchTensor):
-        return None
-    return partition if torch.equal(sizes, _going_on(partition.lengths)) else None
+        raise NotByRows
+    if not torch.equal(sizes, _going_on(partition.lengths)):
+        raise NotByRows
+    return partition
 
 
 RULES: dict[Function, Rule] = {

@@ -22,7 +22,7 @@ from duoka.view.rules.lookup import (
     shape_of,
     wrap,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
 from duoka.view.tensor.spec import Spec
 
 
@@ -31,8 +31,6 @@ def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if len(args) != 2 or kwargs or not all(isinstance(side, Tensor) for side in args):
         return NotImplemented
     product = _product(*(args if func is not Tensor.__rmatmul__ else reversed(args)))
-    if product is None:
-        return NotImplemented
     out = (func if func is not Tensor.__rmatmul__ else torch.matmul)(product.left, product.right)
     spec = product.spec
     return spec.view.all_sum(out) if product.summed else BatchTensor(out, spec.at(out.dim() - product.place))
@@ -54,7 +52,7 @@ class _Product:
 _SUMMED, _LINES = 0, -1
 
 
-def _product(left: Tensor, right: Tensor) -> _Product | None:
+def _product(left: Tensor, right: Tensor) -> _Product:
     """Return the local operands of a matmul."""
     roles = _role(left, 1), _role(right, 2)
     if roles[0] == roles[1] != _LINES and same_rows(left._spec, right._spec):  # type: ignore[attr-defined]
@@ -69,7 +67,7 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
     if role == _SUMMED:
         dim = len(shape) - 1 if other is left else max(len(shape) - 2, 0)
         if shape[dim] != spec.size:
-            return None
+            raise NotByRows
         place, part = 0, spec.local_rows(other, dim)
     elif role == _LINES:
         place, part = (1 if own is right or len(shape) == 1 else 2), spec.view.replicate(other)
@@ -78,7 +76,7 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
         assert role is not None
         place = role - (len(shape) == 1)
         if len(shape) >= role and shape[-role] not in (1, spec.size):
-            return None
+            raise NotByRows
         of_rows = len(shape) >= role and shape[-role] == spec.size
         part = spec.local_rows(other, len(shape) - role) if of_rows else spec.view.replicate(other)
     sides = (own._local, part) if own is left else (part, own._local)
@@ -104,8 +102,7 @@ def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 3 or kwargs.keys() - {"beta", "alpha"}:
         return NotImplemented
     beside, left, right = args
-    product = _product(left, right) if isinstance(left, BatchTensor) or isinstance(right, BatchTensor) else None
-    if product is None or product.summed:
+    if not batches_in((left, right)) or (product := _product(left, right)).summed:
         return NotImplemented
     own = localise(beside, product.spec, product.place)
     out = func(own, product.left, product.right, **kwargs)
@@ -170,10 +167,7 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     if not isinstance(equation, str):
         return NotImplemented
-    spelled = _spelled(equation.replace(" ", ""), [ndim_of(operand) for operand in operands])
-    if spelled is None:
-        return NotImplemented
-    letters, output = spelled
+    letters, output = _spelled(equation.replace(" ", ""), [ndim_of(operand) for operand in operands])
     first = next(place for place, operand in enumerate(operands) if isinstance(operand, BatchTensor))
     spec, letter = operands[first]._spec, letters[first][operands[first]._spec.dim]
     own = [_by_letter(operand, names, letter, spec) for operand, names in zip(operands, letters, strict=True)]
@@ -181,7 +175,7 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return BatchTensor(out, spec.at(output.index(letter))) if letter in output else spec.view.all_sum(out)
 
 
-def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str] | None:
+def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str]:
     """Return the letters of the operands and of the result, with new letters for an ellipsis."""
     inputs, arrow, output = equation.partition("->")
     if not arrow:
@@ -189,15 +183,15 @@ def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str] | None:
         output = ("..." if "." in inputs else "") + "".join(single)
     names = inputs.split(",")
     if len(names) != len(counts):
-        return None
+        raise NotByRows
     unused = [chr(place) for place in range(0x391, 0x3D0)]  # any that are not torch's
     widths = [count - len(name) + 3 if "." in name else 0 for name, count in zip(names, counts, strict=True)]
     if min(widths) < 0 or max(widths) > len(unused):
-        return None
+        raise NotByRows
     fill = "".join(unused[: max(widths)])
     found = [name.replace("...", fill[len(fill) - width :]) for name, width in zip(names, widths, strict=True)]
     if [len(name) for name in found] != counts:
-        return None
+        raise NotByRows
     return found, output.replace("...", fill)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function, functions, rows_in
+from duoka.view.rules.lookup import Function, NotByRows, functions, rows_in
 from duoka.view.rules.packing import packed_cut
 from duoka.view.rules.randomness import placing
 from duoka.view.tensor.batch import BatchTensor, Rule
@@ -27,12 +28,7 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     data, given, weights, _, count, dropout, training, _, batch_first = args
     dim = 0 if batch_first else 1
     spec = _spec_of([(data, dim), *((state, 1) for state in _listed(given))])
-    if spec is None or any(isinstance(weight, BatchTensor) for weight in weights):
-        return NotImplemented
-    rows = rows_in(data, spec, dim)
-    states = [rows_in(state, spec, 1) for state in _listed(given)]
-    own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
-    whole = [spec.view.replicate(weight) for weight in weights]
+    rows, (own, whole) = rows_in(data, spec, dim), _operands(given, weights, spec.at(1))
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
     with draws if dropout and training and count > 1 else nullcontext():
         out, *after = func(rows, own, whole, *args[3:])
@@ -46,28 +42,30 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
     """
     data, sizes, given, weights, _, count, dropout, training, _ = args
     partition = packed_cut(data, sizes)
-    if partition is None or any(isinstance(weight, BatchTensor) for weight in weights):
-        return NotImplemented
     spec = data._spec
     sequences = Spec(spec.view, partition.sequences, 1)
-    states = [rows_in(state, sequences, 1) for state in _listed(given)]
-    own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
-    whole = [spec.view.replicate(weight) for weight in weights]
+    own, whole = _operands(given, weights, sequences)
     draws = placing(lambda shape: spec if len(shape) > 1 else None)
     with draws if dropout and training and count > 1 else nullcontext():
         out, *after = func(data._local, partition.own_sizes, own, whole, *args[4:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
 
 
-def _spec_of(places: list[tuple[Any, int]]) -> Spec | None:
-    """Return the placement of the first batch; None if the samples of any are in another dimension."""
-    found: Spec | None = None
-    for value, dim in places:
-        if isinstance(value, BatchTensor):
-            if value._spec.dim != dim:
-                return None
-            found = found or value._spec
-    return found
+def _spec_of(places: list[tuple[Any, int]]) -> Spec:
+    """Return the placement of the first batch; raise NotByRows if the samples of any are in another dimension."""
+    batches = [(value._spec, dim) for value, dim in places if isinstance(value, BatchTensor)]
+    if not batches or any(spec.dim != dim for spec, dim in batches):
+        raise NotByRows
+    return batches[0][0]
+
+
+def _operands(states: Any, weights: Sequence[Any], spec: Spec) -> tuple[Any, list[Any]]:
+    """Return the local rows of states, which are placed as in `spec`, and the replicated weights."""
+    if any(isinstance(weight, BatchTensor) for weight in weights):
+        raise NotByRows
+    rows = tuple(rows_in(state, spec, spec.dim) for state in _listed(states))
+    whole = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
+    return rows if isinstance(states, (list, tuple)) else rows[0], whole
 
 
 def _listed(states: Any) -> list[Tensor]:
@@ -80,13 +78,8 @@ def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     data, given, *weights = args
     spec = _spec_of([(data, 0), *((state, 0) for state in _listed(given))])
-    if spec is None or any(isinstance(weight, BatchTensor) for weight in weights):
-        return NotImplemented
-    rows = rows_in(data, spec, 0)
-    states = [rows_in(state, spec, 0) for state in _listed(given)]
-    own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
-    whole = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
-    out = func(rows, own, *whole)
+    own, whole = _operands(given, weights, spec)
+    out = func(rows_in(data, spec, 0), own, *whole)
     return tuple(BatchTensor(part, spec) for part in out) if isinstance(out, tuple) else BatchTensor(out, spec)
 
 
