@@ -173,8 +173,8 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
     """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
     import torch
 
-    from duoka.origins.communication import NullSlot
     from duoka.origins.forked import Forked
+    from duoka.supervision.status_board import NullSlot
     from duoka.system.environment import RankInfo
     from duoka.view.collectives.multi_host import MultiHostCollectives
 

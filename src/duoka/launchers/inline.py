@@ -77,7 +77,7 @@ def run_inline(plan: Plan) -> int:
 
 def _run_api(plan: Plan, publisher: Publisher) -> None:
     """Run a script that uses duoka's API in this process, as the only worker of `plan`."""
-    from duoka.origins.communication import NullSlot
+    from duoka.supervision.status_board import NullSlot
 
     publisher.join(this_process())
     info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))

@@ -39,7 +39,7 @@ from duoka.system.messages import Lines
 
 if TYPE_CHECKING:
     from duoka.origins.forked import Forked
-    from duoka.view.collectives.base import CollectiveSlot
+    from duoka.supervision.status_board import Slot
 
 UNWRITTEN = 120  # Python's exit code if standard output cannot be flushed at the end
 A_DAY = 24 * 3600.0
@@ -285,9 +285,7 @@ def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
         yield lines.say
 
 
-def origin_of(
-    plan: Plan, info: RankInfo, device: Device, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key
-) -> Forked:
+def origin_of(plan: Plan, info: RankInfo, device: Device, slot: Slot, exchange: mmap.mmap | None, key: Key) -> Forked:
     """Return what `duoka.start` reads: rank, device, connections and settings."""
     from duoka.origins.forked import Forked
 

@@ -6,7 +6,6 @@ import mmap
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,11 +13,11 @@ from datetime import timedelta
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka.network.keys import Key
-from duoka.supervision.status_board import SLOT_SIZE, StatusBoard
+from duoka.supervision.status_board import SLOT_SIZE, NullSlot, Slot, StatusBoard
 from duoka.system import environment
 from duoka.system.machine import SHARED_MEMORY, machine_name
 from duoka.view.collectives import shared_memory
-from duoka.view.collectives.base import CollectiveSlot, Exchange
+from duoka.view.collectives.base import Exchange
 from duoka.view.collectives.connecting import gather_texts
 from duoka.view.collectives.multi_host import MultiHostCollectives
 from duoka.view.collectives.process import ProcessCollectives
@@ -35,7 +34,7 @@ class Communication:
     """
 
     store: Store
-    slot: CollectiveSlot
+    slot: Slot
     exchange: Exchange | None
     here: int
     far: bool = False
@@ -48,47 +47,6 @@ class Communication:
         made = make(store, rank, world_size, timedelta(seconds=timeout), self.slot, self.exchange)
         made.key = self.key
         return made
-
-
-class NullSlot:
-    """Records nothing, for ranks without a status board: on several machines, or without shared memory."""
-
-    def begin_collective(self, digest: int, text: str) -> None:
-        """Do nothing."""
-
-    def check_begun(self) -> None:
-        """Do nothing."""
-
-    def end_collective(self, waited: int) -> None:
-        """Do nothing."""
-
-    def pass_collectives(self, count: int) -> None:
-        """Do nothing."""
-
-    @property
-    def begun(self) -> int:
-        """Return 0."""
-        return 0
-
-    def has_passed(self, rank: int, begun: int) -> bool:
-        """Return False."""
-        return False
-
-    def meet(self, digest: int) -> Callable[[int], bool | None]:
-        """Take all ranks for present."""
-        return lambda rank: True
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-    def begin_wait(self, text: str) -> None:
-        """Do nothing."""
-
-    def end_wait(self) -> None:
-        """Do nothing."""
-
-    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
-        """Do nothing."""
 
 
 def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communication:

@@ -12,8 +12,9 @@ from duoka.network.rendezvous import reach_store
 from duoka.origins.communication import Communication
 from duoka.origins.origin import Origin
 from duoka.planning.plan import Plan
+from duoka.supervision.status_board import Slot
 from duoka.system.environment import RankInfo
-from duoka.view.collectives.base import CollectiveSlot, Exchange
+from duoka.view.collectives.base import Exchange
 from duoka.view.collectives.direct import between
 from duoka.view.collectives.shared_memory import SharedMemoryExchange
 
@@ -29,7 +30,7 @@ class Forked(Origin):
 
     plan: Plan
     info: RankInfo
-    slot: CollectiveSlot
+    slot: Slot
     exchange: mmap.mmap | None
     device_name: str
     key: Key = field(default_factory=Key)

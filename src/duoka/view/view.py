@@ -122,7 +122,11 @@ class View:
         return self._partitions(n, self.weights if weights is None else weights)
 
     def _partition(self, n: int, weights: tuple[float, ...]) -> Partition:
-        partition = Partition(n, self.ranks.rank, self.ranks.world_size, weights=weights)
+        self._announce(n, weights)
+        return Partition(n, self.ranks.rank, self.ranks.world_size, weights=weights)
+
+    def _announce(self, n: int, weights: tuple[float, ...]) -> None:
+        """Show a batch of n samples to the user, if it is the first or the largest so far."""
         if not self._partitions.cache_info().currsize:
             self.say(f"batch {self.shares.of_process.of(n, weights)}")
             self.whole_operations.begin()
@@ -132,7 +136,6 @@ class View:
         if n > self.largest:
             self.largest = n
             self._show_rows()
-        return partition
 
     def _show_rows(self) -> None:
         if self.largest and not self.of_parameters:

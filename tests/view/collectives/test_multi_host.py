@@ -13,7 +13,7 @@ from tests.view.processes import Raised, all_well, in_processes
 
 def over_the_network(ranks: ProcessCollectives) -> MultiHostCollectives:
     """The same ranks, as if they were on machines of their own: the board of one has nobody else's seat."""
-    from duoka.origins.communication import NullSlot
+    from duoka.supervision.status_board import NullSlot
 
     store = torch.distributed.PrefixStore("far", ranks._store)
     return MultiHostCollectives(store, ranks.rank, ranks.world_size, ranks._time_limit, NullSlot())

@@ -13,55 +13,10 @@ from torch.distributed import ReduceOp
 
 from duoka.errors import DuokaError
 from duoka.network.keys import Key, sign_object, verify_object
+from duoka.supervision.status_board import Slot
 from duoka.view.collectives.stream_waits import StreamWaits
 
 T = TypeVar("T")
-
-
-class CollectiveSlot(Protocol):
-    """Records the collective that a rank is in (`duoka.supervision.status_board.StatusSlot`)."""
-
-    def begin_collective(self, digest: int, text: str) -> None:
-        """Record the collective that this rank calls. digest: equal on all ranks; text: shown to the user."""
-
-    def check_begun(self) -> None:
-        """Compare the collective just begun with that of ranks that have begun theirs before.
-
-        Raises:
-            RanksApart: other ranks have called another collective.
-        """
-
-    def end_collective(self, waited: int) -> None:
-        """Record that the collective has ended. waited: nanoseconds of waiting for other ranks.
-
-        Raises:
-            RanksApart: other ranks have called another collective.
-        """
-
-    def pass_collectives(self, count: int) -> None:
-        """Record that the stream of an accelerator has passed so many more collectives; from any thread."""
-
-    @property
-    def begun(self) -> int:
-        """Number of collectives that this rank has begun."""
-
-    def has_passed(self, rank: int, begun: int) -> bool:
-        """Return whether `rank` has begun more than `begun` collectives."""
-
-    def meet(self, digest: int) -> Callable[[int], bool | None]:
-        """Announce an operation that the others may make, too; returns a function that tells whether a rank does."""
-
-    def leave(self) -> None:
-        """Announce that this rank will meet no others before its next collective."""
-
-    def begin_wait(self, text: str) -> None:
-        """Show that this rank waits for others, outside of a collective. text: in what."""
-
-    def end_wait(self) -> None:
-        """Show that this rank does not wait any more."""
-
-    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
-        """Show this rank's share of the largest batch. seconds: of each row, without waits; 0: as before."""
 
 
 class Exchange(Protocol):
@@ -77,10 +32,10 @@ class Exchange(Protocol):
         PeerFailed if any rank has sent None. text: names the collective, equal on all ranks.
         """
 
-    def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
+    def meet(self, slot: Slot, digest: int, text: str) -> bool:
         """Return whether all ranks are at the same operation. digest: of its name; text: the name."""
 
-    def reading(self, slot: CollectiveSlot, line: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: Slot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock; None if this exchange cannot tell."""
 
 

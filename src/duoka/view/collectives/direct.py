@@ -27,9 +27,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.addresses import address_of
 from duoka.network.keys import Key
+from duoka.supervision.status_board import Slot
 from duoka.system import environment
 from duoka.system.messages import printable
-from duoka.view.collectives.base import CollectiveSlot, PeerFailed
+from duoka.view.collectives.base import PeerFailed
 from duoka.view.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen
 
 MOST = 1 << 18  # bytes that a rank sends for one tensor, to all others together; a ring is faster for more
@@ -95,11 +96,11 @@ class DirectExchange:
             return None
         return cls(rank, world_size, wires, timeout)
 
-    def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
+    def meet(self, slot: Slot, digest: int, text: str) -> bool:
         """Return True: a rank does not see what the ranks of other machines do."""
         return True
 
-    def reading(self, slot: CollectiveSlot, line: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: Slot, line: int, now: Any, expected: bool) -> Any:
         """Return None: a clock is read by a collective."""
         return None
 

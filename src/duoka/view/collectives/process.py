@@ -16,8 +16,8 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter
-from duoka.supervision.status_board import AT_END
-from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, Exchange, PeerFailed, T
+from duoka.supervision.status_board import AT_END, Slot
+from duoka.view.collectives.base import AGREEMENT, Collectives, Exchange, PeerFailed, T
 from duoka.view.collectives.stream_ends import StreamEnds
 from duoka.view.support.user_code import user_line
 
@@ -55,7 +55,7 @@ class ProcessCollectives(Collectives):
         rank: int,
         world_size: int,
         timeout: timedelta,
-        slot: CollectiveSlot,
+        slot: Slot,
         exchange: Exchange | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
@@ -110,6 +110,7 @@ class ProcessCollectives(Collectives):
         self._before_collective()
         self._threads.begin()
         self._begin(what)
+        # gloo would add up other numbers, or hang; an exchange compares the names of collectives at its end.
         self._slot.check_begun()
         work = self._call_torch(lambda: begin(self._group(tensor.device.type)))
         wait: Callable[[], Any] = work.wait

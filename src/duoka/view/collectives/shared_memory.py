@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
+from duoka.supervision.status_board import Slot
 from duoka.view.collectives import readings
-from duoka.view.collectives.base import CollectiveSlot, PeerFailed
+from duoka.view.collectives.base import PeerFailed
 from duoka.view.collectives.readings import Readings
 
 SLOT = 1 << 20  # bytes of one tensor at most
@@ -70,11 +71,11 @@ class SharedMemoryExchange:
             tensor.device.type == "cpu"
             and tensor.layout is torch.strided
             and 0 < tensor.numel() * tensor.itemsize <= self._most
-            and self._has_slot()
+            and self._make_room()
         )
 
-    def _has_slot(self) -> bool:
-        """Return True if a slot is free.
+    def _make_room(self) -> bool:
+        """Make room for a slot if possible; return True if one is free.
 
         An exchange for which this rank does not wait yet is finished early if it blocks the slots of later ones:
         since a later one is finished, all ranks have sent their tensors for it.
@@ -159,7 +160,7 @@ class SharedMemoryExchange:
                 raise TimedOut(f"rank {self.rank} waited {self.timeout:.0f} s for rank {rank}")
         return True
 
-    def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
+    def meet(self, slot: Slot, digest: int, text: str) -> bool:
         """Return whether all ranks are at the same operation, which is no collective yet."""
         is_here = slot.meet(digest)
         slot.begin_wait(text)
@@ -173,7 +174,7 @@ class SharedMemoryExchange:
         finally:
             slot.end_wait()
 
-    def reading(self, slot: CollectiveSlot, line: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: Slot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock."""
         return self._readings.expected(slot, line, now) if expected else self._readings.found(slot, line, now)
 

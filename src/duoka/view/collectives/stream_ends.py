@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from duoka.view.collectives.base import CollectiveSlot
+from duoka.supervision.status_board import Slot
 
 PERIOD = 0.5  # seconds
 
@@ -22,7 +22,7 @@ PERIOD = 0.5  # seconds
 class StreamEnds:
     """Records on `slot` the collectives that the stream has passed."""
 
-    def __init__(self, slot: CollectiveSlot) -> None:
+    def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._events: deque[Any] = deque()
         self._is_followed = False
