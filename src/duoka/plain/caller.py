@@ -106,7 +106,7 @@ class Caller:
         if (
             not self._patches.active
             or self._here.nested
-            or self._ranks.rank_local
+            or self._ranks.isolated
             or self._collecting
             or self.is_apart()
         ):
@@ -131,7 +131,7 @@ class Caller:
 
     def is_rank_local(self) -> bool:
         """Return whether this code runs on this rank only, in this process or one that it forked."""
-        local = self._ranks.rank_local and threading.get_ident() == self._thread
+        local = self._ranks.isolated and threading.get_ident() == self._thread
         return self._patches.rank_local or self._here.nested or local
 
     def is_script_call(self, through: str = "") -> bool:

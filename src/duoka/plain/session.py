@@ -75,7 +75,7 @@ class Session:
 
         A rank that runs without the others does it itself.
         """
-        if not self.patches.active or self.ranks.rank_local:
+        if not self.patches.active or self.ranks.isolated:
             return action()
         result, error = None, None
         if self.ranks.rank == 0:

@@ -95,7 +95,7 @@ class Blocks:
 
     def use(self, block: Block) -> None:
         """Note that a gathered block is used, and start to prefetch the one that followed it in the last pass."""
-        if (self._used[1] is block and self._unsharded[-1:] == [block]) or self.view.ranks.rank_local:
+        if (self._used[1] is block and self._unsharded[-1:] == [block]) or self.view.ranks.isolated:
             return
         if block in self._unsharded:
             self._unsharded.remove(block)
@@ -147,7 +147,7 @@ class Blocks:
                 f"{user_line()} computes with a sharded parameter in a process that the script started, without the "
                 "other ranks; do so in the script's own process, or use another strategy"
             )
-        if view.ranks.rank_local:
+        if view.ranks.isolated:
             raise IsolatedRank
         with torch.inference_mode(False), torch.no_grad():
             prefetch, self._prefetch = self._prefetch, None

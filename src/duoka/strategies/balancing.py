@@ -108,7 +108,7 @@ class Balance:
             )
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        if self._ranks.rank_local or threading.get_ident() != self._main:
+        if self._ranks.isolated or threading.get_ident() != self._main:
             return
         self._steps += 1
         if self._steps in (self._begin, self._begin + self._window):

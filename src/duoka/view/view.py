@@ -156,7 +156,7 @@ class View:
         A Refused ends the run when the script ends. Any other error may have happened on this rank alone (an index
         out of range): the next collective reports it if the other ranks call another one.
         """
-        if self.ranks.rank_local or isinstance(error, StopIteration):
+        if self.ranks.isolated or isinstance(error, StopIteration):
             return
         if isinstance(error, Refused):
             for view in self.siblings:

@@ -237,10 +237,10 @@ def test_a_rank_that_does_not_come_is_told_with_the_line(nearby: bool, size: int
 
 def test_a_rank_that_finds_something_out_alone_meets_nobody(nearby: bool) -> None:
     def work(ranks: ProcessCollectives) -> None:
-        ranks.rank_local = True
+        ranks.isolated = True
         with pytest.raises(IsolatedRank):
             ranks.all_reduce(torch.zeros(3))
-        ranks.rank_local = False
+        ranks.isolated = False
         ranks.barrier()
 
     assert in_processes(2, work, nearby=nearby) == [None] * 2

@@ -44,7 +44,7 @@ AGREEMENT = "all_reduce of whether any failed"  # the collective of `Collectives
 
 
 class IsolatedRank(Exception):
-    """A collective was called by a rank that is trying something out by itself (`Collectives.rank_local`)."""
+    """A collective was called by a rank that is trying something out by itself (`Collectives.isolated`)."""
 
 
 class PeerFailed(BaseException):
@@ -54,7 +54,7 @@ class PeerFailed(BaseException):
 class Collectives(ABC):
     """The collectives of a rank among `world_size` ranks. All ranks must make the same calls in the same order.
 
-    begun: number of collectives so far. key: of the run; signs objects. rank_local: True while this rank tries
+    begun: number of collectives so far. key: of the run; signs objects. isolated: True while this rank tries
     something out that the others do not, and must not call a collective. waited: nanoseconds in which this process
     waited for collectives. stream_waits: measures the same for the stream of an accelerator.
     """
@@ -63,7 +63,7 @@ class Collectives(ABC):
     world_size: int
     begun: int = 0
     key: Key = Key()
-    rank_local: bool = False
+    isolated: bool = False
     waited: int = 0
     stream_waits: StreamWaits | None = None
     _agreeing: bool = False  # within `run_or_fall_back`, before the first collective
@@ -86,7 +86,7 @@ class Collectives(ABC):
             IsolatedRank: this rank is trying something out by itself.
             PeerFailed: another rank failed before its first collective within `run_or_fall_back`.
         """
-        if self.rank_local:
+        if self.isolated:
             raise IsolatedRank
         if self._agreeing:
             self._agree(False)

@@ -35,13 +35,13 @@ class PartCollectives(ProcessCollectives):
         return self._members
 
     @property
-    def rank_local(self) -> bool:
+    def isolated(self) -> bool:
         """True while this rank tries something out by itself."""
-        return self._all_ranks.rank_local
+        return self._all_ranks.isolated
 
-    @rank_local.setter
-    def rank_local(self, value: bool) -> None:
-        self._all_ranks.rank_local = value
+    @isolated.setter
+    def isolated(self, value: bool) -> None:
+        self._all_ranks.isolated = value
 
     def _before_collective(self) -> None:
         super()._before_collective()

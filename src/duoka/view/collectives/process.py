@@ -103,7 +103,7 @@ class ProcessCollectives(Collectives):
         """Start a collective: by the exchange, which calls `receive`, or by `begin(group)`."""
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
         if self._exchange is not None and self._exchange.accepts(tensor):
-            if self._agreeing and not self.rank_local:  # a rank that has failed sends None
+            if self._agreeing and not self.isolated:  # a rank that has failed sends None
                 self._agreeing, what = False, AGREEMENT
             self._before_collective()
             return self._start_exchange(what, tensor, receive)
@@ -150,7 +150,7 @@ class ProcessCollectives(Collectives):
 
     def _agree(self, failed: bool) -> None:
         probe = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        if self._exchange is None or self.rank_local or not self._exchange.accepts(probe):
+        if self._exchange is None or self.isolated or not self._exchange.accepts(probe):
             super()._agree(failed)
         else:
             self._agreeing = False

@@ -5,6 +5,9 @@ Where ranks would call a collective, a share's greenlet is suspended. When all l
 their parts are combined, with those of the other processes, and each share continues. So each rule of `view/rules/`
 is written for one share.
 
+With every other strategy there is one share, and nothing is suspended: `BatchTensor._shares` is the batch itself,
+`each(f)` is `[f(0)]`, `synchronize(f, x)` is `f([x])[0]`, and the ranks of the view are the processes.
+
 Why: docs/decisions/0080-exact.md
 """
 
@@ -223,12 +226,12 @@ class ShareCollectives(Collectives):
         self.rank, self.world_size = shares.starts[shares.processes.rank] + place, shares.world_size
 
     @property
-    def rank_local(self) -> bool:
-        return self._shares.processes.rank_local
+    def isolated(self) -> bool:
+        return self._shares.processes.isolated
 
-    @rank_local.setter
-    def rank_local(self, value: bool) -> None:
-        self._shares.processes.rank_local = value
+    @isolated.setter
+    def isolated(self, value: bool) -> None:
+        self._shares.processes.isolated = value
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
         def reduce(parts: list[Tensor]) -> list[None]:

@@ -324,14 +324,14 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
     """
     if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, (DuokaError, torch.OutOfMemoryError)):
         return error
-    before, view.ranks.rank_local = view.ranks.rank_local, True
+    before, view.ranks.isolated = view.ranks.isolated, True
     try:
         again()
     except Exception as whole:
         alike_but_for_numbers = _NUMBER.sub("#", repr(whole)) == _NUMBER.sub("#", repr(error))
         return whole.with_traceback(error.__traceback__) if alike_but_for_numbers else error
     finally:
-        view.ranks.rank_local = before
+        view.ranks.isolated = before
     return error
 
 
