@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,29 +31,8 @@ from duoka.view.support.transforms import without_modes
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.strides import Strides, covers, global_distance, same_layout
 
-
-class Placement(Protocol):
-    """The placement of a batch's rows (`duoka.view.tensor.spec.Spec`)."""
-
-    @property
-    def view(self) -> Any:
-        """The view of the rank."""
-
-    @property
-    def partition(self) -> Any: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def inner(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-
-    def local_rows(self, whole: Tensor) -> Tensor:
-        """Return this rank's rows of a whole tensor."""
-
-    @staticmethod
-    def gather_shares(parts: Any) -> Tensor:
-        """Gather rows, given as a list of (placement, rows) of the local shares."""
+if TYPE_CHECKING:
+    from duoka.view.tensor.spec import Spec
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +46,7 @@ class AliasedCopy:
     """
 
     rows: Tensor
-    spec: Placement
+    spec: Spec
     strides: Strides
     whole: Tensor
     holders: int = 0
@@ -88,7 +67,7 @@ class AliasedCopy:
 
     def rows_version(self) -> int:
         """Return the number of writes to the rows."""
-        return self.spec.view.aliased.version(self.rows)  # type: ignore[no-any-return]
+        return self.spec.view.aliased.version(self.rows)
 
     def address_of(self, offset: int) -> int:
         """Return the address in the copy of an element, `offset` bytes from the start of the batch's memory."""
@@ -102,7 +81,7 @@ class AliasedCopy:
         """Return True if the script still holds a reference to the copy's memory."""
         return holders(self.whole) > self.holders
 
-    def part_of_copy(self, rows: Tensor, spec: Placement, strides: Strides) -> Tensor | None:
+    def part_of_copy(self, rows: Tensor, spec: Spec, strides: Strides) -> Tensor | None:
         """Return the part of `whole` that is the copy of `rows`, of the same memory; None if it does not hold them.
 
         strides: of the batch whose rows these are. All ranks get the same answer.
@@ -221,7 +200,7 @@ class AliasedCopies:
     def add(
         self,
         rows: Tensor,
-        spec: Placement,
+        spec: Spec,
         strides: Strides,
         whole: Tensor,
         holders: int,
@@ -243,9 +222,7 @@ class AliasedCopies:
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
 
-    def of(
-        self, rows: Tensor, spec: Placement, strides: Strides, others: Sequence[AliasedCopy] = ()
-    ) -> Tensor | None:
+    def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
         """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients.
 
         others: further copies, which the script does not hold.

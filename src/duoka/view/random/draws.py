@@ -9,9 +9,9 @@ Why: docs/decisions/0011-draws-below-autograd.md
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,32 +20,13 @@ from duoka.private.torch import TorchDispatchMode, parts_of, schema_of, tree_map
 from duoka.view.random.generators import random_digest
 from duoka.view.tensor.strides import global_strides, memory_order
 
+if TYPE_CHECKING:
+    from duoka.view.tensor.spec import Spec
+
 # These ignore the previous values of the tensor that they fill.
 FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
 # These draw more or fewer numbers depending on their input, so they need all rows.
 _BY_VALUE = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise"})
-
-
-class Share(Hashable, Protocol):
-    """The placement of this rank's rows in a tensor (`duoka.view.tensor.spec.Spec` is one)."""
-
-    @property
-    def dim(self) -> int:
-        """Dimension of the samples."""
-
-    @property
-    def size(self) -> int:
-        """Size of this dimension in the whole batch."""
-
-    @property
-    def local_size(self) -> int:
-        """Size of this dimension in the local rows."""
-
-    def local_rows(self, whole: Tensor) -> Tensor:
-        """Return the local rows of a tensor with all."""
-
-    def gather(self, local: Tensor) -> Tensor:
-        """All-gather."""
 
 
 # Operators seen, by their ids, as to hash one calls Python: the operator, and what `_is_seeded` returns.
@@ -102,7 +83,7 @@ def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...
 
 
 def draw_own_rows(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None = None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None = None
 ) -> Any:
     """Return what `func` draws for this rank's rows when it draws for the whole batch.
 
@@ -150,7 +131,7 @@ class DrawCache:
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # what is drawn -> all rows, and the state after
 
     def draw(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None
     ) -> Any:
         """As `draw_own_rows`; cached for operators that fill a CPU tensor from the default generator."""
         name, rows = func.overloadpacket.__name__, args[0] if args else None
@@ -174,7 +155,7 @@ _MANTISSA = 53  # bits of each 64 that `bernoulli_` uses
 
 
 def _draw_in_place(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None
 ) -> bool:
     """Fill the local rows as `bernoulli_` on the whole batch would, without memory for the other rows.
 
@@ -195,7 +176,7 @@ def _draw_in_place(
 
 
 @lru_cache(maxsize=64)
-def first_of_adjacent(spec: Share) -> int | None:
+def first_of_adjacent(spec: Spec) -> int | None:
     """Return the place of this rank's first row; None if its rows are not adjacent."""
     places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
     start, stop = int(places[0]), int(places[-1]) + 1
@@ -239,7 +220,7 @@ def _is_known() -> bool:
     return torch.equal(whole[:, 400:900], lines) and torch.equal(one.get_state(), other.get_state())
 
 
-def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
+def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
     """Return an uninitialised tensor for the whole batch with the memory layout of `rows`, including gaps."""
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
@@ -251,7 +232,7 @@ def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> 
     return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=rows.device)
 
 
-def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
+def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
     """Return a tensor for the whole batch with this rank's rows, and valid values in the others."""
     whole = _laid_out_like(rows, spec, order)
     memory = whole
