@@ -44,18 +44,18 @@ def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int
 def _look() -> inventory.Inventory:
     seen = inventory.read()
     with Locks() as locks:
-        found = with_holders(seen, locks)
+        seen = with_holders(seen, locks)
     ranks = {
         pid: f"rank {rank} of run {run.pid}"
         for run in published_runs()
         for rank, pid in zip(run.ranks, run.pids, strict=True)
     }
-    return replace(found, gpus=tuple(_with_ranks(card, ranks) for card in found.gpus)) if ranks else found
+    return replace(seen, gpus=tuple(_with_ranks(card, ranks) for card in seen.gpus)) if ranks else seen
 
 
 def _with_ranks(card: Gpu, ranks: Mapping[int, str]) -> Gpu:
     """Return a GPU with the rank of each of its processes. ranks: by pid, in words."""
-    processes = card.processes and tuple(replace(one, run=ranks.get(one.pid, "")) for one in card.processes)
+    processes = card.processes and tuple(replace(user, run=ranks.get(user.pid, "")) for user in card.processes)
     return replace(card, processes=processes, parts=tuple(_with_ranks(part, ranks) for part in card.parts))
 
 

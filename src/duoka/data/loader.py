@@ -206,8 +206,8 @@ def _dataset(data: Any) -> Dataset[Any]:
     """Return a dataset; tensors and arrays with equal numbers of rows become a TensorDataset."""
     if isinstance(data, (Tensor, np.ndarray)):
         data = (data,)
-    if isinstance(data, (tuple, list)) and data and all(isinstance(one, (Tensor, np.ndarray)) for one in data):
-        tensors = [torch.as_tensor(one) for one in data]
+    if isinstance(data, (tuple, list)) and data and all(isinstance(array, (Tensor, np.ndarray)) for array in data):
+        tensors = [torch.as_tensor(array) for array in data]
         rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
         if len(set(rows)) > 1 or rows[0] == 0:
             allowed = "tensors with equal numbers of rows, at least 1"
@@ -244,13 +244,13 @@ def _check_batch_size(batch_size: object, how: dict[str, Any]) -> None:
 def _piece_sampler(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> PieceSampler | None:
     if accumulate is None and micro_batch is None:
         return None
-    name, given = ("accumulate", accumulate) if micro_batch is None else ("micro_batch", micro_batch)
+    name, value = ("accumulate", accumulate) if micro_batch is None else ("micro_batch", micro_batch)
     if accumulate is not None and micro_batch is not None:
         raise OptionError("run.loader", "accumulate and micro_batch", "given one of both")
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise OptionError(name, given, "a whole number, at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionError(name, value, "a whole number, at least 1")
     if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-        raise OptionError(name, given, "left out for a dataset without indices", "use a smaller batch_size")
+        raise OptionError(name, value, "left out for a dataset without indices", "use a smaller batch_size")
     return PieceSampler(loader.batch_sampler, accumulate, micro_batch)
 
 

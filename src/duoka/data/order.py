@@ -100,8 +100,8 @@ def generator_states(loader: DataLoader[Any]) -> dict[str, Any]:
         "python": [of_python[0], list(of_python[1]), of_python[2]],
         "numpy": [of_numpy[0], torch.from_numpy(of_numpy[1].astype(np.int64)), *of_numpy[2:]],
     }
-    own = _own_generators(loader)
-    return states | {name: generator.get_state() for name, generator in own.items()}
+    generators = _own_generators(loader)
+    return states | {name: generator.get_state() for name, generator in generators.items()}
 
 
 @contextmanager
@@ -124,5 +124,5 @@ def drawing_from(states: dict[str, Any], loader: DataLoader[Any]) -> Iterator[No
 
 def _own_generators(loader: DataLoader[Any]) -> dict[str, Generator]:
     """Return the generators that belong to this loader."""
-    found = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
-    return {name: one for name, one in found.items() if isinstance(one, Generator)}
+    candidates = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
+    return {name: generator for name, generator in candidates.items() if isinstance(generator, Generator)}

@@ -24,23 +24,23 @@ class Pieces:
     ) -> None:
         self.n, self.weight = sum(sizes), sizes[0] / sum(sizes)
         self._first, self._others, self._sizes, self._held = first, others, sizes, held
-        self._given = 0
+        self._yielded = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[Any]:
         for number, size in enumerate(self._sizes):
-            if number < self._given:
+            if number < self._yielded:
                 raise RuntimeError("the pieces of a batch can be iterated over only once")
             piece = self._first if number == 0 else next(self._others)
-            self._given += 1
+            self._yielded += 1
             self.weight = size / self.n
-            with nullcontext() if self._given == len(self._sizes) else self._held():
+            with nullcontext() if self._yielded == len(self._sizes) else self._held():
                 yield piece
 
     def finish(self) -> None:
         """Skip the pieces that the script did not take."""
-        for _ in range(max(1, self._given), len(self._sizes)):
+        for _ in range(max(1, self._yielded), len(self._sizes)):
             next(self._others)
-        self._given = len(self._sizes)
+        self._yielded = len(self._sizes)

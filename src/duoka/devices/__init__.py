@@ -92,7 +92,7 @@ def choose(request: Request, inventory: Inventory) -> Choice:
     if inventory.of.IS_SORTED:
         gpus = sorted(gpus, key=lambda gpu: gpu.index)
     if inventory.visible is not None:
-        mapping = ", ".join(f"{kind}:{place} = GPU {gpu.number}" for place, gpu in enumerate(gpus))
+        mapping = ", ".join(f"{kind}:{index} = GPU {gpu.number}" for index, gpu in enumerate(gpus))
         notes = (*notes, f"{_setting(inventory)} respected: {mapping}")
     return Choice(tuple(_device(kind, gpu) for gpu in gpus), notes)
 
@@ -117,17 +117,17 @@ def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) 
         return gpus, (why,)
     if request.indices or request.uuids:
         return _gpus_named(request, allowed, inventory), ()
-    whole = [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)]
+    usable = [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)]
     parts = [part for part in units(allowed) if part.card is not None and not part.problem]
     left_out = tuple(f"GPU {gpu.number} is left out: {why}" for gpu in allowed if (why := _why_unusable(gpu)))
-    if not whole and parts and request.count in (None, 1):
+    if not usable and parts and request.count in (None, 1):
         rest = " of several; --devices free:1 takes one that nobody uses" if len(parts) > 1 else ""
         return parts[:1], (f"GPU {parts[0].number} is a part (MIG){rest}",)
-    if (request.count is not None and request.count > len(whole)) or not whole:
+    if (request.count is not None and request.count > len(usable)) or not usable:
         asked = "GPUs are" if request.count is None else f"{request.count} GPUs are"
         ill = f"; {'; '.join(left_out)}" if left_out else ""
         raise DeviceError(f"--devices {request}: {asked} asked for; {_allowed_text(allowed, inventory)}{ill}")
-    return whole[: request.count], left_out
+    return usable[: request.count], left_out
 
 
 def _why_unusable(gpu: Gpu) -> str:
@@ -140,17 +140,17 @@ def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory
     gpus: list[Gpu] = []
     for name in request.indices or request.uuids:
         called = f"GPU {name}" if isinstance(name, int) else name
-        found = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _matches(gpu, name)]
-        if not found:
+        matching = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _matches(gpu, name)]
+        if not matching:
             raise DeviceError(f"--devices {request}: {called} cannot be used; {_allowed_text(allowed, inventory)}")
-        if len(found) > 1 or found[0] in gpus:
+        if len(matching) > 1 or matching[0] in gpus:
             raise DeviceError(f"--devices {request}: {called} does not name one GPU; write more of its UUID")
-        if found[0].problem:
-            raise DeviceError(f"--devices {request}: {called} cannot be used: {found[0].problem}")
-        if found[0].is_split:
-            parts = ", ".join(part.uuid for part in found[0].parts) or "it has none yet"
+        if matching[0].problem:
+            raise DeviceError(f"--devices {request}: {called} cannot be used: {matching[0].problem}")
+        if matching[0].is_split:
+            parts = ", ".join(part.uuid for part in matching[0].parts) or "it has none yet"
             raise DeviceError(f"--devices {request}: {called} is split (MIG); name one of its parts: {parts}")
-        gpus += found
+        gpus += matching
     return gpus
 
 
@@ -191,10 +191,10 @@ def _end_of_list(entry: str, inventory: Inventory, some: bool) -> tuple[str, ...
 def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
     """Return the GPU or part that an entry of the variable names: a number, or the beginning of a UUID."""
     if entry.startswith(("GPU-", "MIG-")):
-        found = [gpu for card in gpus for gpu in (card, *card.parts) if gpu.uuid.startswith(entry)]
+        matching = [gpu for card in gpus for gpu in (card, *card.parts) if gpu.uuid.startswith(entry)]
     else:
-        found = [gpu for gpu in gpus if entry == str(gpu.index)]
-    return found[0] if len(found) == 1 else None
+        matching = [gpu for gpu in gpus if entry == str(gpu.index)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _setting(inventory: Inventory) -> str:

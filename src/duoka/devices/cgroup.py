@@ -13,30 +13,30 @@ ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
 
-def cores(root: Path = ROOT, own: Path = OWN) -> float:
+def cores(root: Path = ROOT, membership: Path = OWN) -> float:
     """Return the number of cores allowed; infinite without a limit."""
-    return min((_quota(folder) for folder in _groups("cpu", root, own)), default=math.inf)
+    return min((_quota(folder) for folder in _groups("cpu", root, membership)), default=math.inf)
 
 
-def memory(root: Path = ROOT, own: Path = OWN) -> tuple[int | None, int]:
+def memory(root: Path = ROOT, membership: Path = OWN) -> tuple[int | None, int]:
     """Return the memory limit and the memory in use, in bytes; the limit is None if there is none."""
-    limits = [limit for folder in _groups("memory", root, own) if (limit := _memory(folder)) is not None]
+    limits = [limit for folder in _groups("memory", root, membership) if (limit := _memory(folder)) is not None]
     return min(limits, default=(None, 0))
 
 
-def _groups(controller: str, root: Path, own: Path) -> list[Path]:
+def _groups(controller: str, root: Path, membership: Path) -> list[Path]:
     """Return the folders of this process's group and of its parents."""
     is_first_version = (root / controller).is_dir()
     base = root / controller if is_first_version else root
-    place = Path()
+    group = Path()
     with suppress(OSError, ValueError):
-        for line in own.read_text().splitlines():
+        for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(",") if is_first_version else not controllers:
-                place = Path(path.lstrip("/"))
-    if ".." in place.parts or not (base / place).is_dir():  # a container sees its own group as the root
-        place = Path()
-    return [base / place, *(base / around for around in place.parents)]
+                group = Path(path.lstrip("/"))
+    if ".." in group.parts or not (base / group).is_dir():  # a container sees its own group as the root
+        group = Path()
+    return [base / group, *(base / around for around in group.parents)]
 
 
 def _quota(folder: Path) -> float:

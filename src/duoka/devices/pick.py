@@ -28,13 +28,13 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
             f"--devices {request}: {_count(request.count, 'is', 'are')} asked for; {_able(request, gpus)}"
         )
     reasons = {gpu: why_unavailable(gpu, request) for gpu in able}
-    found = by_preference([gpu for gpu in able if not reasons[gpu]])[: request.count]
+    picked = by_preference([gpu for gpu in able if not reasons[gpu]])[: request.count]
     others = "; ".join(f"GPU {gpu.number}: {reason}" for gpu, reason in reasons.items() if reason)
-    if len(found) < request.count:
-        raise DevicesBusy(f"--devices {request}: {_count(len(found), 'is', 'are')} available now; {others}", others)
-    found.sort(key=lambda gpu: gpu.place)
-    chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in found)
-    return found, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
+    if len(picked) < request.count:
+        raise DevicesBusy(f"--devices {request}: {_count(len(picked), 'is', 'are')} available now; {others}", others)
+    picked.sort(key=lambda gpu: gpu.place)
+    chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in picked)
+    return picked, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
 
 
 def large_enough(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
@@ -94,12 +94,12 @@ def _state(gpu: Gpu) -> str:
 
 def _able(request: Request, gpus: Sequence[Gpu]) -> str:
     if not request.memory:
-        whole = [gpu for gpu in gpus if gpu.card is None]
-        parts = f"; {ONE_PART}" if len(whole) < len(gpus) else ""
-        return f"{_count(len(whole), 'can', 'can')} be used here{parts}"
+        cards = [gpu for gpu in gpus if gpu.card is None]
+        parts = f"; {ONE_PART}" if len(cards) < len(gpus) else ""
+        return f"{_count(len(cards), 'can', 'can')} be used here{parts}"
     sizes = ", ".join(f"GPU {gpu.number} {gpu.memory / (1 << 30):.1f} GiB" for gpu in gpus)
     return f"they have {sizes}"
 
 
-def _count(count: int, one: str, many: str) -> str:
-    return f"{count} GPU {one}" if count == 1 else f"{count or 'no'} GPUs {many}"
+def _count(count: int, singular: str, plural: str) -> str:
+    return f"{count} GPU {singular}" if count == 1 else f"{count or 'no'} GPUs {plural}"

@@ -31,14 +31,14 @@ def examine() -> Iterator[Finding]:
 
 def _examine_subject(subject: str, look: Callable[[], Iterable[Finding]], limit: float) -> list[Finding]:
     """Run one subject. A failure or timeout becomes one more finding."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        within(limit, lambda: found.extend(look()))
-        return found
+        within(limit, lambda: findings.extend(look()))
+        return findings
     except TimeoutError as error:
         what = f"could not be checked: {error}"
         why, todo = "programs that use it will hang, too", "look in dmesg for the cause"
-        return [*found, Finding("fault", subject, what, why, todo)]
+        return [*findings, Finding("fault", subject, what, why, todo)]
     except Exception as error:
         what = f"could not be checked: {type(error).__name__}: {error}"
-        return [*found, Finding("advice", subject, what, "the check itself failed", "report it, with this line")]
+        return [*findings, Finding("advice", subject, what, "the check itself failed", "report it, with this line")]

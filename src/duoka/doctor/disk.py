@@ -19,9 +19,9 @@ def examine() -> Iterator[Finding]:
         device = os.stat(folder).st_dev
         if device not in seen:
             seen.add(device)
-            found = os.statvfs(folder)
-            no_files = found.f_files > 0 and found.f_favail == 0  # some file systems report 0 inodes in total
-            yield check_folder(subject, folder, found.f_frsize * found.f_bavail, os.access(folder, os.W_OK), no_files)
+            usage = os.statvfs(folder)
+            no_files = usage.f_files > 0 and usage.f_favail == 0  # some file systems report 0 inodes in total
+            yield check_folder(subject, folder, usage.f_frsize * usage.f_bavail, os.access(folder, os.W_OK), no_files)
 
 
 def check_folder(subject: str, folder: str, free: int, writable: bool, no_files: bool = False) -> Finding:

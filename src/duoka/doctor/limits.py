@@ -70,12 +70,12 @@ def check_memory(total: int, used: int, limited: bool = False) -> Finding:
 def check_shared_memory(folder: Path) -> Finding:
     """Check that processes can exchange batches through shared memory."""
     try:
-        found = os.statvfs(folder)
+        usage = os.statvfs(folder)
     except OSError as error:
         what = f"{folder}: {error.strerror}"
         why = "workers of a DataLoader and collectives of GPUs need it"
         return Finding("fault", "shared memory", what, why, "mount a tmpfs there; docker: --shm-size=8g")
-    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    size, free = usage.f_frsize * usage.f_blocks, usage.f_frsize * usage.f_bavail
     if free < LITTLE_SHARED:
         what = f"{folder} has {size >> 20} MiB, of which {free >> 20} are free"
         why = "workers of a DataLoader die with a bus error when it is full"

@@ -49,15 +49,15 @@ class Task:
         local = self.local
         here = None if local is None else local.count or local.rank + 1
         if local is not None and here is not None and not 0 <= local.rank < here <= self.count:
-            given = f"{local.rank} of {here} on its machine, and {self.count} in all"
-            self.refuse("the local rank", given, "one of those of its machine")
+            claim = f"{local.rank} of {here} on its machine, and {self.count} in all"
+            self.refuse("the local rank", claim, "one of those of its machine")
         if self.local is None and self.machines not in (None, self.count):
             self.refuse(
                 "the number of processes", f"{self.count} on {self.machines} machines", "one for each machine"
             )
         if self.machines is not None and not 1 <= self.machines <= self.count:
-            given = f"{self.count} on {self.machines} machines"
-            self.refuse("the number of processes", given, "at least one for each machine")
+            claim = f"{self.count} on {self.machines} machines"
+            self.refuse("the number of processes", claim, "at least one for each machine")
 
     @property
     def each(self) -> Literal["machine", "rank"]:
@@ -69,11 +69,11 @@ class Task:
             return "machine"
         return "rank"
 
-    def refuse(self, what: str, given: object, allowed: str) -> NoReturn:
+    def refuse(self, what: str, claim: object, allowed: str) -> NoReturn:
         """Raise an error about contradictory variables.
 
         Raises:
             OptionError: always.
         """
         lines = f"{self.how or 'the engine'} starts one for each machine; --machines 1 makes each a run of its own"
-        raise OptionError(f"{what} set by {self.engine}", given, allowed, lines)
+        raise OptionError(f"{what} set by {self.engine}", claim, allowed, lines)

@@ -56,8 +56,8 @@ def install(session: Session) -> None:
             if batches_in((outputs, inputs)) or transform_level() is not None:
                 return original(*args, **kwargs)
             if isinstance(inputs, dict):
-                found = whole_gradients(outputs, list(inputs.values()), session.view, **how)
-                return dict(zip(inputs, found, strict=True))
+                gradients = whole_gradients(outputs, list(inputs.values()), session.view, **how)
+                return dict(zip(inputs, gradients, strict=True))
             inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
             return whole_gradients(outputs, inputs, session.view, **how)
 
@@ -71,14 +71,14 @@ def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
     """Compute `is_grads_batched` with one pass for each: torch cannot vmap over communication in the graph."""
     weights, shape = tree_flatten(how["grad_outputs"])
     count = next(len(weight) for weight in weights if weight is not None)
-    found = []
+    gradients = []
     for at in range(count):
-        own = tree_unflatten([None if weight is None else weight[at] for weight in weights], shape)
+        weighing = tree_unflatten([None if weight is None else weight[at] for weight in weights], shape)
         retain = how.get("retain_graph") or how.get("create_graph") or at < count - 1
-        found.append(grad(**{**how, "grad_outputs": own, "is_grads_batched": False, "retain_graph": retain}))
+        gradients.append(grad(**{**how, "grad_outputs": weighing, "is_grads_batched": False, "retain_graph": retain}))
     if isinstance(how["inputs"], dict):
-        return {name: _stacked([one[name] for one in found]) for name in found[0]}
-    return tuple(map(_stacked, zip(*found, strict=True)))
+        return {name: _stacked([gradient[name] for gradient in gradients]) for name in gradients[0]}
+    return tuple(map(_stacked, zip(*gradients, strict=True)))
 
 
 def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -52,15 +52,15 @@ def _agreed(now: Callable[[], Any], session: Session) -> Any:
     if caller.is_direct_script_call():
         with caller.nested():  # it may call `time.time`
             return session.first(now)
-    found = now()
-    return session.shared_random.agree(found) if caller.may_communicate() and type(found) in _AGREED else found
+    reading = now()
+    return session.shared_random.agree(reading) if caller.may_communicate() and type(reading) in _AGREED else reading
 
 
 def _date(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    given = _GIVEN.get(original.__name__, 1)
+    arguments = _GIVEN.get(original.__name__, 1)
 
     def now(*args: Any) -> Any:
-        if len(args) >= given and args[given - 1] is not None:
+        if len(args) >= arguments and args[arguments - 1] is not None:
             return original(*args)
         return _agreed(lambda: original(*args), session)
 

@@ -50,18 +50,18 @@ class RemoteProxy:
     own: on rank 0 the process or stream; on the others None, or a stream that is not used.
     """
 
-    def __init__(self, session: Session, own: Any) -> None:
-        self._session, self._own = session, own
+    def __init__(self, session: Session, target: Any) -> None:
+        self._session, self._target = session, target
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in STREAMS:
-            there = self._ask(lambda: getattr(self._own, name) is not None)
-            return RemoteProxy(self._session, getattr(self._own, name, None)) if there else None
+            there = self._ask(lambda: getattr(self._target, name) is not None)
+            return RemoteProxy(self._session, getattr(self._target, name, None)) if there else None
         if name in VALUES:
-            return self._ask(lambda: getattr(self._own, name))
-        return lambda *args, **kwargs: self._ask(lambda: getattr(self._own, name)(*args, **kwargs))
+            return self._ask(lambda: getattr(self._target, name))
+        return lambda *args, **kwargs: self._ask(lambda: getattr(self._target, name)(*args, **kwargs))
 
     def __iter__(self) -> Iterator[Any]:
         while line := self.readline():
@@ -77,11 +77,11 @@ class RemoteProxy:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._ask(lambda: self._own.__exit__(*error))
+        self._ask(lambda: self._target.__exit__(*error))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         if not self._session.caller.may_communicate():
-            return None if self._own is None else question()
+            return None if self._target is None else question()
         with self._session.caller.nested():
             return self._session.first(question)
 

@@ -71,9 +71,9 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         caller, made = session.caller, []
         if not caller.shares_temporary(_folder(original, mode, *args, **kwargs)):
             with caller.nested():
-                own = original(mode, *args, **kwargs)
-            caller.own_files.add(os.path.abspath(own.name))
-            return own
+                file = original(mode, *args, **kwargs)
+            caller.own_files.add(os.path.abspath(file.name))
+            return file
 
         def make() -> str:
             made.append(original(mode, *args, **kwargs))
@@ -102,9 +102,9 @@ def _folders_made(session: Session, original: Callable[..., Any]) -> Callable[..
         caller = session.caller
         if not caller.shares_temporary(_folder(original, *args, **kwargs)):
             with caller.nested():
-                own = original(*args, **kwargs)
-            caller.temporary.append(os.path.join(own, ""))
-            return own
+                folder = original(*args, **kwargs)
+            caller.temporary.append(os.path.join(folder, ""))
+            return folder
         with caller.nested():
             name = session.first(lambda: original(*args, **kwargs))
             caller.change([name])
@@ -120,9 +120,9 @@ def _folder(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _own_copy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Open this rank's own temporary file outside of the script's folder; it is removed when it is closed."""
-    given = signature(original).bind(*args, **kwargs)
-    given.arguments.update(dir=None, delete=True)
-    return original(*given.args, **given.kwargs)
+    call = signature(original).bind(*args, **kwargs)
+    call.arguments.update(dir=None, delete=True)
+    return original(*call.args, **call.kwargs)
 
 
 class Entries:
@@ -154,8 +154,8 @@ def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., An
             return original(path)
         with session.caller.nested():
             names = session.first(lambda: [entry.name for entry in original(path)])
-            with original(path) as found:
-                entries = {entry.name: entry for entry in found}
+            with original(path) as listing:
+                entries = {entry.name: entry for entry in listing}
             session.ranks.barrier()  # no rank changes the folder before all have read it
         return Entries([entries[name] for name in names if name in entries])
 

@@ -21,36 +21,36 @@ def install(session: Session) -> None:
 
 def _whole_batch(session: Session, call: BatchNormCall) -> Tensor | None:
     """Normalise with the whole batch's statistics; return None if all of its rows are here."""
-    given = call.rows
-    if not isinstance(given, BatchTensor) or given._spec.dim != 0:
+    batch = call.rows
+    if not isinstance(batch, BatchTensor) or batch._spec.dim != 0:
         return None
-    rows = [share._local for share in given._shares]
-    partition = given._spec.partition
+    rows = [share._local for share in batch._shares]
+    partition = batch._spec.partition
     counts = _counts(partition.sizes, rows[0].numel() // rows[0].shape[1] // partition.rows, rows[0].device)
     weights, biases = (_replicated(value, session) for value in (call.weight, call.bias))
-    shares = given._spec.view.shares  # of a sharded parameter under hsdp: those of this machine
+    shares = batch._spec.view.shares  # of a sharded parameter under hsdp: those of this machine
     out = whole_batch_norm(call, rows, weights, biases, counts, shares)
-    return join([BatchTensor(part, share._spec) for part, share in zip(out, given._shares, strict=True)])
+    return join([BatchTensor(part, share._spec) for part, share in zip(out, batch._shares, strict=True)])
 
 
 def _each_share(session: Session, call: BatchNormCall) -> Tensor | None:
     """Normalise with the statistics of each share's rows; the running ones follow this rank's first share."""
-    given = call.rows
-    if not isinstance(given, BatchTensor) or given._spec.dim != 0:
+    batch = call.rows
+    if not isinstance(batch, BatchTensor) or batch._spec.dim != 0:
         return None
     weights, biases = (_replicated(value, session) for value in (call.weight, call.bias))
     out = []
-    for place, share in enumerate(given._shares):
-        mean, var = (None, None) if place else (call.running_mean, call.running_var)
-        rows = F.batch_norm(share._local, mean, var, weights[place], biases[place], True, call.momentum, call.eps)
+    for index, share in enumerate(batch._shares):
+        mean, var = (None, None) if index else (call.running_mean, call.running_var)
+        rows = F.batch_norm(share._local, mean, var, weights[index], biases[index], True, call.momentum, call.eps)
         out.append(BatchTensor(rows, share._spec))
     return join(out)
 
 
 def _replicated(value: Tensor | None, session: Session) -> list[Tensor | None]:
     """Return a parameter as it is used in each of the own shares."""
-    own = session.view.shares
-    return own.each(lambda place: None if value is None else session.view.siblings[place].replicate(value))
+    shares = session.view.shares
+    return shares.each(lambda index: None if value is None else session.view.siblings[index].replicate(value))
 
 
 @lru_cache(maxsize=256)

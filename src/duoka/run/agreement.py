@@ -19,8 +19,8 @@ def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
     sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
     room = torch.zeros(max(sizes), dtype=torch.uint8)
     room[: data.numel()] = data
-    found = ranks.all_gather(room)
-    return [verify_object(one[:size].numpy().tobytes(), ranks.key) for one, size in zip(found, sizes, strict=True)]
+    gathered = ranks.all_gather(room)
+    return [verify_object(row[:size].numpy().tobytes(), ranks.key) for row, size in zip(gathered, sizes, strict=True)]
 
 
 def check_same(value: Any, ranks: Collectives, words: Callable[[Any, Any], str]) -> None:
@@ -32,7 +32,7 @@ def check_same(value: Any, ranks: Collectives, words: Callable[[Any, Any], str])
         RanksApart: the values differ; raised on every rank.
     """
     values = gather_objects(value, ranks)
-    others = [rank for rank, one in enumerate(values) if one != values[0]]
+    others = [rank for rank, value in enumerate(values) if value != values[0]]
     if others:
         first = values[others[0]]
         same = [rank for rank in others if values[rank] == first]

@@ -115,15 +115,15 @@ class _WholeBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, shares: LocalShares, eps: float, counts: Tensor, total: Tensor, *given: Tensor | None
+        ctx: Any, shares: LocalShares, eps: float, counts: Tensor, total: Tensor, *inputs: Tensor | None
     ) -> Any:
-        rows, weights, biases = _apart(given, shares)
+        rows, weights, biases = _apart(inputs, shares)
         dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
-        found = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
-        mine = [torch.stack([mean, var]) for var, mean in found]
+        statistics = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
+        mine = [torch.stack([mean, var]) for var, mean in statistics]
         means, variances = shares.gather(mine).unbind(1)
         mean, var = combined(means, variances, counts.to(means.dtype) / total)
-        ctx.save_for_backward(*given, mean, var)
+        ctx.save_for_backward(*inputs, mean, var)
         ctx.eps, ctx.total, ctx.shares = eps, total, shares
         out = [
             _one_device(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
@@ -134,11 +134,11 @@ class _WholeBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        *given, mean, var = ctx.saved_tensors
+        *inputs, mean, var = ctx.saved_tensors
         shares = ctx.shares
-        rows, weights, biases = _apart(given, shares)
+        rows, weights, biases = _apart(inputs, shares)
         if torch.is_grad_enabled():  # a gradient of this gradient is requested
-            return None, None, None, None, *_gradients_in_steps(given, grads, ctx.eps, ctx.total, shares)
+            return None, None, None, None, *_gradients_in_steps(inputs, grads, ctx.eps, ctx.total, shares)
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
         dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: shares.count]]
@@ -153,9 +153,9 @@ class _WholeBatchNorm(torch.autograd.Function):
             for grad, part, scale, of in zip(dense, centred, scales, rows, strict=True)
         ]
         by_weight = [
-            None if weight is None else one[1].to(weight.dtype) for one, weight in zip(sums, weights, strict=True)
+            None if weight is None else pair[1].to(weight.dtype) for pair, weight in zip(sums, weights, strict=True)
         ]
-        by_bias = [None if bias is None else one[0].to(bias.dtype) for one, bias in zip(sums, biases, strict=True)]
+        by_bias = [None if bias is None else pair[0].to(bias.dtype) for pair, bias in zip(sums, biases, strict=True)]
         return (None, None, None, None, *by_rows, *by_weight, *by_bias)
 
 
@@ -194,8 +194,8 @@ class _KernelBatchNorm(torch.autograd.Function):
         rows, weight, bias, mean, inverse, counts = ctx.saved_tensors
         shares: LocalShares = ctx.shares
         if torch.is_grad_enabled():
-            given = (rows, weight, bias)
-            return None, None, None, *_gradients_in_steps(given, grads, ctx.eps, counts.sum(), shares)
+            inputs = (rows, weight, bias)
+            return None, None, None, *_gradients_in_steps(inputs, grads, ctx.eps, counts.sum(), shares)
         wanted, grad = ctx.needs_input_grad[3:], _dense(grads[0])
         *sums, by_weight, by_bias = torch.batch_norm_backward_reduce(grad, rows, mean, inverse, weight, *wanted)
         by_rows = None
@@ -237,14 +237,14 @@ def _gradients_in_steps(
     inputs = [value for value, wants in zip(views, wanted, strict=True) if wants]
     out = _in_steps(*_apart(views, shares), eps, total, shares)
     weighing = list(grads[: shares.count])
-    found = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
-    return [found.pop(0) if wants else None for wants in wanted]
+    gradients = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
+    return [gradients.pop(0) if wants else None for wants in wanted]
 
 
-def _apart(given: Sequence[Any], shares: LocalShares) -> tuple[list[Any], list[Any], list[Any]]:
+def _apart(inputs: Sequence[Any], shares: LocalShares) -> tuple[list[Any], list[Any], list[Any]]:
     """Split a list of inputs into rows, weights and biases, each with one entry for every local share."""
     count = shares.count
-    return list(given[:count]), list(given[count : 2 * count]), list(given[2 * count :])
+    return list(inputs[:count]), list(inputs[count : 2 * count]), list(inputs[2 * count :])
 
 
 def _to(value: Tensor | None, like: Tensor | None) -> Tensor | None:
@@ -269,11 +269,11 @@ def _in_steps(
     centred = [part - mean.view(shape) for part, mean in zip(rows, mean_of(rows), strict=True)]
     spread = mean_of([part * part for part in centred])
     out: list[Tensor] = [part * (var + eps).rsqrt().view(shape) for part, var in zip(centred, spread, strict=True)]
-    for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight is not None:
-            out[place] = out[place] * weight.view(shape)
+            out[index] = out[index] * weight.view(shape)
         if bias is not None:
-            out[place] = out[place] + bias.view(shape)
+            out[index] = out[index] + bias.view(shape)
     return out
 
 

@@ -108,7 +108,7 @@ class LocalShares:
         gathered = self.processes.all_gather(sent)
         if min(self.counts) == most:
             return gathered.view(self.world_size, *parts[0].shape)
-        return torch.cat([own[:count] for own, count in zip(gathered, self.counts, strict=True)])
+        return torch.cat([row[:count] for row, count in zip(gathered, self.counts, strict=True)])
 
 
 class ExactShares(LocalShares):
@@ -126,7 +126,7 @@ class ExactShares(LocalShares):
     ) -> list[T]:
         if not self.several:
             return [work(0)]
-        tasks = [_ShareTask(partial(work, place)) for place in range(self.count)]
+        tasks = [_ShareTask(partial(work, index)) for index in range(self.count)]
         try:
             _run_all(tasks, draws, generators)
         finally:
@@ -166,9 +166,9 @@ class _ShareTask:
         self.waiting: tuple[Combine, Any] | None = None
         self.result: Any = None
 
-    def resume(self, *given: Any) -> None:
+    def resume(self, *results: Any) -> None:
         """Run until the next synchronization, or the end."""
-        self._run(lambda: self._greenlet.switch(*given))
+        self._run(lambda: self._greenlet.switch(*results))
 
     def fail(self, error: BaseException) -> None:
         """Raise an error of the synchronization inside the share's computation."""
@@ -195,21 +195,21 @@ class _ShareTask:
 
 def _run_all(tasks: list[_ShareTask], draws: bool, generators: Sequence[torch.Generator]) -> None:
     """Run all tasks in turn until they end. draws, generators: as for `LocalShares.each`."""
-    given: list[tuple[Any, ...]] = [()] * len(tasks)
+    results: list[tuple[Any, ...]] = [()] * len(tasks)
     while True:
         state, mark = (random_states(), random_marks()) if draws else (None, None)
-        own = [generator.get_state() for generator in generators]
-        for task, one in zip(tasks, given, strict=True):
-            for generator, before in zip(generators, own, strict=True):
+        states = [generator.get_state() for generator in generators]
+        for task, result in zip(tasks, results, strict=True):
+            for generator, before in zip(generators, states, strict=True):
                 generator.set_state(before)
             if state is not None and task is not tasks[0] and mark != random_marks():
                 set_random_states(state)
-            task.resume(*one)
+            task.resume(*result)
         if tasks[0].waiting is None:
             return
         combine, _ = tasks[0].waiting
         try:
-            given = [(one,) for one in combine([task.waiting[1] for task in tasks])]  # type: ignore[index]
+            results = [(result,) for result in combine([task.waiting[1] for task in tasks])]  # type: ignore[index]
         except BaseException as error:
             tasks[0].fail(error)
             raise
@@ -221,9 +221,9 @@ class ShareCollectives(Collectives):
     place: the index of the share among the local ones.
     """
 
-    def __init__(self, shares: LocalShares, place: int) -> None:
+    def __init__(self, shares: LocalShares, index: int) -> None:
         self._shares, self.key = shares, shares.processes.key
-        self.rank, self.world_size = shares.starts[shares.processes.rank] + place, shares.world_size
+        self.rank, self.world_size = shares.starts[shares.processes.rank] + index, shares.world_size
 
     @property
     def isolated(self) -> bool:
