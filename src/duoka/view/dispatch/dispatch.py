@@ -80,7 +80,10 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
                 return processes.run_or_fall_back(
                     lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
                 )
-            if processes.is_true_anywhere(is_out_of_range(func, args)):
+            begun = processes.begun
+            outside = processes.is_true_anywhere(is_out_of_range(func, args))
+            processes.begun = begun  # not a collective of the script's
+            if outside:
                 return compute_whole(func, args, kwargs)
         return _replay_or_run(func, args, kwargs, call)
     except Exception as error:
