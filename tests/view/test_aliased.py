@@ -227,6 +227,19 @@ def test_a_row_written_in_a_loop_over_two_views() -> None:
     assert on_ranks(2, lambda view: total(shared(view, start))) == [expected] * 2
 
 
+def test_a_copy_that_a_refused_function_has_resized_is_forgotten() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4))
+        array = x[1].numpy()
+        array += 1
+        with pytest.raises(Refused, match="change a batch's shape"):
+            x.resize_(3)
+        assert not view.aliased.copies
+        assert x.tolist() == torch.arange(20.0).view(5, 4).index_add(0, torch.tensor([1]), torch.ones(1, 4)).tolist()
+
+    on_ranks(3, on_rank)
+
+
 def test_arrays_whose_batches_are_gone() -> None:
     def on_rank(view: View) -> None:
         x = shared(view, torch.arange(20.0).view(5, 4))

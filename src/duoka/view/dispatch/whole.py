@@ -129,6 +129,8 @@ class GatheredArgument:
     def written_back(self, name: str, out: Any) -> Any:
         """Copy what the operation wrote into the rows, and return its result."""
         if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
+            for aliased in (share._spec.view.aliased for share in self.batch._shares):
+                aliased.copies = [copy for copy in aliased.copies if copy.whole is not self.whole]
             raise Refused(
                 f"{name} at {user_line()} would change a batch's shape or dtype in place; use a function that "
                 "returns a new tensor, and assign its result"
