@@ -98,7 +98,7 @@ def launch(
     request = AllocationRequest(parse(options.devices), f"duoka.launch({options.target.name})")
 
     def decide(inventory: Inventory) -> Plan:
-        return decide_function(options.target.name, options, inventory, omp_threads)
+        return decide_function(options, inventory, omp_threads)
 
     allocation = allocate(request, decide, lambda plan: plan.devices, waiting(wait), say)
     plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes))

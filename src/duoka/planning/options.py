@@ -107,7 +107,8 @@ class Machines:
         if self.each == "machine":
             ends = [sum(self.workers[: number + 1]) for number in range(len(self.workers))]
             return [[*range(end - count, end)] for end, count in zip(ends, self.workers, strict=True)]
-        return [[rank for rank, host in enumerate(self.hosts) if host == one] for one in dict.fromkeys(self.hosts)]
+        hosts = dict.fromkeys(self.hosts)
+        return [[rank for rank, host in enumerate(self.hosts) if host == machine] for machine in hosts]
 
     def of(self, rank: int) -> int:
         """Return the number of the machine that has a rank."""
@@ -126,40 +127,25 @@ class Machines:
 ONE_MACHINE = Machines()
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Requested settings as typed: `plan.decide` turns them into a `Plan`.
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run, as requested and as decided.
 
-    `devices` and `strategy` have a grammar and a table of their own, and are checked there. strategy: "": single for
-    one device, ddp for several.
-
-    shares: of each batch, with the strategy exact; None: the plan decides.
-    rows: how the rows of a batch are divided: "3:1", "even" or "auto"; "": the plan decides.
-    threads: per worker; None: the plan decides. timeout: seconds that a collective may wait.
-    step_timeout: the same after the first step; None: a multiple of the slowest step so far.
-    restarts: number of restarts allowed after faults.
+    restarts: number of restarts allowed after faults. timeout: seconds that a collective may wait. step_timeout: the
+    same after the first step; None: a multiple of the slowest step so far.
     machines: those of the run. key_file: the file of their key.
-    row_independent: functions without a rule that compute each row by itself.
+    row_independent: functions without a rule that the user says compute each row by itself.
     blocks: classes of modules whose parameters are gathered together, with the strategy fsdp; empty: found in lists.
     checkpoint_activations: whether blocks compute their activations again in the backward pass.
     cpu_offload: whether parts of parameters stay in the host's memory, with the strategy fsdp.
     report: where to write a page about the run.
-
-    Raises:
-        OptionError: an option has a value that is not allowed.
     """
 
     target: Target
-    devices: str = "auto"
-    strategy: str = ""
-    shares: int | None = None
-    rows: str = ""
-    kind: KindWord = "auto"
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
     loading: Loading = "auto"
     log_dir: Path | None = None
-    threads: int | None = None
     timeout: float = 600.0
     step_timeout: float | None = None
     restarts: int = 0
@@ -171,6 +157,29 @@ class Options:
     checkpoint_activations: bool = False
     cpu_offload: bool = False
     report: Path | None = None
+
+
+@dataclass(frozen=True)
+class Options(Settings):
+    """Requested settings as typed: `plan.decide` turns them into a `Plan`.
+
+    `devices` and `strategy` have a grammar and a table of their own, and are checked there. strategy: "": single for
+    one device, ddp for several.
+
+    shares: of each batch, with the strategy exact; None: the plan decides.
+    rows: how the rows of a batch are divided: "3:1", "even" or "auto"; "": the plan decides.
+    threads: per worker; None: the plan decides.
+
+    Raises:
+        OptionError: an option has a value that is not allowed.
+    """
+
+    devices: str = "auto"
+    strategy: str = ""
+    shares: int | None = None
+    rows: str = ""
+    kind: KindWord = "auto"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))
@@ -196,29 +205,24 @@ class Options:
             raise OptionError("--step-timeout", self.step_timeout, f"auto, or at most --timeout ({self.timeout:g} s)")
         if self.log_dir is not None and self.log_dir.exists() and not self.log_dir.is_dir():
             raise OptionError("--log-dir", str(self.log_dir), "a directory, or a path where one can be made")
-        if self.report is not None:
-            _check_report(self.report)
+        if self.report is not None:  # checked before the run, as it is written at the end
+            if self.report.suffix not in (".html", ".htm") or self.report.is_dir():
+                raise OptionError("--report", str(self.report), "the path of a file that ends with .html")
+            if not os.access(self.report.parent, os.W_OK):
+                raise OptionError("--report", str(self.report), "in a directory that exists and can be written")
 
 
-def _check_report(path: Path) -> None:
-    """Check before the run that its report can be written at the end."""
-    if path.suffix not in (".html", ".htm") or path.is_dir():
-        raise OptionError("--report", str(path), "the path of a file that ends with .html")
-    if not os.access(path.parent, os.W_OK):
-        raise OptionError("--report", str(path), "in a directory that exists and can be written")
-
-
-def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
+def one_of(option: str, value: str, allowed: Iterable[str]) -> None:
     """Check a value against the words that an option allows, and suggest the nearest.
 
     Raises:
-        OptionError: `given` is none of `allowed`.
+        OptionError: `value` is none of `allowed`.
     """
     words = list(allowed)
-    if given not in words:
-        close = get_close_matches(str(given).lower(), words, n=1)
+    if value not in words:
+        close = get_close_matches(str(value).lower(), words, n=1)
         hint = f"did you mean {close[0]}?" if close else ""
-        raise OptionError(option, given, f"one of {', '.join(words)}", hint)
+        raise OptionError(option, value, f"one of {', '.join(words)}", hint)
 
 
 def check_names(option: str, names: Iterable[str]) -> None:
@@ -305,12 +309,12 @@ def which_machines(
         raise OptionError("--machines", MISSING, "given with --machine and --rendezvous", "it is how many there are")
     if number is None and rendezvous is None:
         typed = None if count is None else whole_number(count, "--machines")
-        found = from_engine(typed)
-        if found is not None and typed in (None, found.count):
-            return found
-        if found is not None:
-            hint = f"--machines 1 makes each a run of its own; without --machines {found.engine} sets the number"
-            raise OptionError("--machines", count, f"{found.count}, as set by {found.engine}", hint)
+        machines = from_engine(typed)
+        if machines is not None and typed in (None, machines.count):
+            return machines
+        if machines is not None:
+            hint = f"--machines 1 makes each a run of its own; without --machines {machines.engine} sets the number"
+            raise OptionError("--machines", count, f"{machines.count}, as set by {machines.engine}", hint)
     if count is None:
         return ONE_MACHINE
     many = Machines(whole_number(count, "--machines"))

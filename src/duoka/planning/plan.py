@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from duoka import script
 from duoka.devices import Choice, Device, choose, spec
@@ -14,18 +14,15 @@ from duoka.devices.inventory import Inventory, units
 from duoka.errors import OptionError
 from duoka.planning.options import (
     ONE_MACHINE,
-    BatchNorm,
-    Loading,
     Machines,
     Options,
-    Randomness,
-    Verbosity,
+    Settings,
     one_of,
     row_weights,
     shares_for,
     shares_of,
 )
-from duoka.script import Kind, Script, Target
+from duoka.script import Kind, Script
 
 __all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "check_strategy", "decide", "joined"]
 
@@ -47,41 +44,25 @@ _ASKED_IN_SCRIPTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Settings):
     """Settings of a run on this machine. One device for each worker: local rank r computes on `devices[r]`.
 
     A script that starts its own ranks (`self_launching`) is run once, with all devices.
     """
 
-    target: Target
     kind: Kind
     kind_reason: str  # for example "train.py:12 reads RANK"; "" for a plain script
-    kind_can_be_either: bool  # and --kind did not choose
+    kind_can_be_either: bool = False  # and --kind did not choose
     devices: tuple[Device, ...]
     strategy: str  # "" for a script with its own torch.distributed; "auto": to be chosen before the run
-    batch_norm: BatchNorm
-    randomness: Randomness
-    loading: Loading
     threads: int | None  # per worker; None: torch decides
-    timeout: float  # seconds that a collective may wait
-    step_timeout: float | None  # the same after the first step; None: a multiple of the slowest step so far
-    log_dir: Path | None
-    verbosity: Verbosity
-    restarts: int = 0  # restarts allowed after faults
     shares: int = 0  # of each batch, with the strategy exact
     weights: tuple[float, ...] = ()  # of each device's share of a batch; empty: even
     measures_rows: bool = False  # whether the weights follow from the time that each device takes
     notes: tuple[str, ...] = ()  # printed lines on variables and options respected or ignored
     local_rank_flag: str | None = None  # --local_rank or --local-rank, if the script parses it
     self_launching: bool = False
-    machines: Machines = ONE_MACHINE
-    key_file: Path | None = None
-    blocks: tuple[str, ...] = ()  # classes of modules, with the strategy fsdp; empty: found in the model's lists
-    checkpoint_activations: bool = False  # of blocks
-    cpu_offload: bool = False  # of parts of parameters
-    report: Path | None = None  # where to write the report of the run
-    row_independent: tuple[str, ...] = ()  # functions without a rule that the user says compute each row by itself
 
     @property
     def workers(self) -> int:
@@ -145,7 +126,7 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None) -> P
     chosen = choose(request, inventory)
     machines = options.machines
     if machines.each == "rank":
-        chosen = _own(chosen, request, machines, inventory.visible)
+        chosen = _device_of_rank(chosen, request, machines, inventory.visible)
     kind, reason = _kind(options, script_info, max(len(chosen.devices), machines.count))
     alone = script_info.self_launching and kind is Kind.DISTRIBUTED
     if alone and machines.count > 1:
@@ -158,38 +139,28 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None) -> P
     several = machines.count > 1 or machines.each == "rank"
     weights, measures, row_notes = _rows(options.rows, strategy, chosen.devices, inventory, several)
     return Plan(
-        target=options.target,
+        **_settings(options),
         kind=kind,
         kind_reason=reason,
         kind_can_be_either=script_info.can_be_either and options.kind == "auto",
         devices=chosen.devices,
         strategy=strategy,
-        batch_norm=options.batch_norm,
-        randomness=options.randomness,
-        loading=options.loading,
         threads=threads,
-        timeout=options.timeout,
-        step_timeout=options.step_timeout,
-        log_dir=options.log_dir,
-        verbosity=options.verbosity,
-        restarts=options.restarts,
         shares=_shares(strategy, workers, options.shares, machines),
         weights=weights,
         measures_rows=measures,
         notes=chosen.notes + strategy_notes + thread_notes + row_notes,
         local_rank_flag=script_info.local_rank_flag,
         self_launching=alone,
-        machines=machines,
-        key_file=options.key_file,
-        report=options.report,
-        row_independent=options.row_independent,
-        blocks=options.blocks,
-        checkpoint_activations=options.checkpoint_activations,
-        cpu_offload=options.cpu_offload,
     )
 
 
-def _own(chosen: Choice, request: spec.Request, machines: Machines, visible: str | None) -> Choice:
+def _settings(options: Options) -> dict[str, Any]:
+    """Return the settings that are decided as they were requested."""
+    return {setting.name: getattr(options, setting.name) for setting in fields(Settings)}
+
+
+def _device_of_rank(chosen: Choice, request: spec.Request, machines: Machines, visible: str | None) -> Choice:
     """Return the device of a command that is one rank: that with its number among the commands of its machine.
 
     An engine may make only one device visible to each process.
@@ -206,8 +177,8 @@ def _own(chosen: Choice, request: spec.Request, machines: Machines, visible: str
     if rank >= len(devices) or (here not in (0, len(devices)) and str(request) != "auto"):
         ranks = f"{here or f'more than {rank}'} ranks"
         hint = f"{machines.engine} has started a process for each rank"
-        given = f"{len(devices)} devices for {ranks} on this machine"
-        raise OptionError("--devices", given, "one device for each rank", hint)
+        devices_for_ranks = f"{len(devices)} devices for {ranks} on this machine"
+        raise OptionError("--devices", devices_for_ranks, "one device for each rank", hint)
     return replace(chosen, devices=devices[rank : rank + 1])
 
 
@@ -239,40 +210,22 @@ def _hybrid(plan: Plan) -> Plan:
     return plan if counts[0] > 1 else replace(plan, strategy="ddp")
 
 
-def decide_function(
-    name: str,
-    options: Options,
-    inventory: Inventory,
-    omp_threads: str | None,
-) -> Plan:
-    """Decide the settings of `duoka.launch`. name: of the function; else as for `decide`.
-
-    Raises:
-        DeviceError: a device does not exist, or may not be used.
-        OptionError: an option has a value that is not allowed.
-    """
+def decide_function(options: Options, inventory: Inventory, omp_threads: str | None) -> Plan:
+    """Decide the settings of `duoka.launch`; as `decide`, for a function, which is the target."""
     chosen = choose(spec.parse(options.devices), inventory)
     workers = len(chosen.devices)
     threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
     strategy = "single" if workers == 1 else "ddp"
     weights, measures, row_notes = _rows(options.rows, strategy, chosen.devices, inventory, False)
     return Plan(
-        target=Target(name),
+        **_settings(options),
         kind=Kind.API,
         kind_reason="duoka.launch",
-        kind_can_be_either=False,
         devices=chosen.devices,
         strategy=strategy,
+        threads=threads,
         weights=weights,
         measures_rows=measures,
-        batch_norm=options.batch_norm,
-        randomness=options.randomness,
-        loading=options.loading,
-        threads=threads,
-        timeout=options.timeout,
-        step_timeout=options.step_timeout,
-        log_dir=options.log_dir,
-        verbosity=options.verbosity,
         notes=chosen.notes + notes + row_notes,
     )
 
