@@ -6,8 +6,8 @@ import pytest
 
 from duoka.cli.forecast import _growing, _named, forecast
 from duoka.cli.trial import decide_and_take
-from duoka.devices import Device, choose
-from duoka.devices.gpu import Gpu
+from duoka.devices.choice import choose
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from duoka.devices import choose, locks, waiting
+from duoka.devices import allocation, locks
 from duoka.devices.allocation import AllocationRequest, allocate
+from duoka.devices.choice import choose
 from duoka.devices.spec import parse
 from duoka.errors import DeviceError
 from tests.devices.driver import play
@@ -26,7 +27,7 @@ from tests.devices.driver import play
 def main(recording: str, folder: str, wait: float, requests: list[str]) -> None:
     play(pytest.MonkeyPatch(), recording)
     locks.runtime_folder = lambda: Path(folder)
-    waiting.STEP = 0.02
+    allocation.STEP = 0.02
     start, gun = os.pipe()
     gates: dict[int, int] = {}
     for index, request in enumerate(requests):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from duoka.devices import Choice, choose, inventory, locks
+from duoka.devices import inventory, locks
 from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
+from duoka.devices.choice import Choice, choose
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.errors import DeviceError, DevicesBusy
@@ -235,7 +236,7 @@ def test_cards_that_disappear_while_one_waits(eight: Path, monkeypatch: pytest.M
         said.append(text)
         recording["cards"] = recording["cards"][:2]
 
-    monkeypatch.setattr("duoka.devices.waiting.STEP", 0.01)
+    monkeypatch.setattr("duoka.devices.allocation.STEP", 0.01)
     with pytest.raises(DeviceError, match="5 GPUs are asked for; 2 GPUs can be used here") as error:
         _allocate("free:5", 30, say)
     assert not isinstance(error.value, DevicesBusy)

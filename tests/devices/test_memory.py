@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from duoka.devices import Device, machine
-from duoka.devices.gpu import Gpu
+from duoka.devices import machine
+from duoka.devices.choice import memory_of_each
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.inventory import Inventory
-from duoka.devices.memory import memory_of_each
 
 SEEN = Inventory(tuple(Gpu(index, f"GPU-{index}", "H200", size) for index, size in enumerate((2**37, 2**36))))
 CARDS = [Device("cuda", index, "H200", f"GPU-{index}") for index in range(2)]

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.devices import choose
+from duoka.devices.choice import choose, user_of
 from duoka.devices.gpu import Gpu, GpuProcess, Holder
 from duoka.devices.inventory import Inventory
 from duoka.devices.inventory import read as read_inventory
-from duoka.devices.pick import user_of
 from duoka.devices.spec import parse
 from duoka.errors import DeviceError, DevicesBusy
 from tests.devices.driver import play, put

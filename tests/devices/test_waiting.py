@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.devices.waiting import STEP, until_free
+from duoka.devices.allocation import STEP, until_free
 from duoka.errors import DevicesBusy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from duoka.devices import Device
+from duoka.devices.gpu import Device
 from duoka.forecasting.forecast import Forecast, ForecastRequest, TimedRun
 from duoka.forecasting.timer import Timing
 from duoka.planning.options import Options

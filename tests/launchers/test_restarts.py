@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from duoka.checkpoint.preemption import AGAIN as SAVED
-from duoka.devices import Device
-from duoka.devices.gpu import Gpu
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.inventory import Inventory
 from duoka.launchers import restarts
 from duoka.launchers.processes import Signals

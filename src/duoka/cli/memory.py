@@ -11,7 +11,7 @@ import click
 
 from duoka.cli.trial import own_ranks_error, sayer, to_the_end
 from duoka.devices import inventory
-from duoka.devices.memory import memory_of_each
+from duoka.devices.choice import memory_of_each
 from duoka.devices.spec import parse
 from duoka.errors import AskedError, DuokaError, OptionError
 from duoka.planning.options import ONE_MACHINE, Options, memory_size

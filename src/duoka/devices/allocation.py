@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from duoka.devices import Device, allowed_gpus, choose, inventory
-from duoka.devices.gpu import Gpu
+from duoka.devices import inventory
+from duoka.devices.choice import allowed_gpus, by_preference, choose, large_enough, why_unavailable
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.inventory import Inventory, units
 from duoka.devices.locks import HeldLocks, Locks, QueueEntry
-from duoka.devices.pick import by_preference, large_enough, why_unavailable
 from duoka.devices.spec import Request, parse
-from duoka.devices.waiting import until_free
 from duoka.errors import AskedError, DeviceError, DevicesBusy
 
 T = TypeVar("T")
+
+STEP = 2.0  # seconds between two attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,37 @@ def _check_free(gpus: Sequence[Gpu], request: Request) -> None:
     users = "; ".join(f"GPU {gpu.number}: {why}" for gpu in gpus if (why := why_unavailable(gpu, request)))
     if users:
         raise DevicesBusy(f"--devices {request}: {users}", users)
+
+
+def until_free(
+    take: Callable[[], T],
+    limit: float,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Call `take` until it does not raise DevicesBusy, and return its result.
+
+    Args:
+        take: reads the inventory and locks devices.
+        limit: seconds to wait; 0 does not wait.
+        say: called with the users of the devices, whenever these change.
+        sleep: waits between two attempts.
+        clock: monotonic seconds.
+
+    Raises:
+        DevicesBusy: the time is over.
+    """
+    deadline = clock() + limit
+    users = ""
+    while True:
+        try:
+            return take()
+        except DevicesBusy as busy:
+            if limit > 0 and busy.users != users:
+                users = busy.users
+                say(f"waiting for devices: {users}")
+            left = deadline - clock()
+            if left <= 0:
+                raise
+        sleep(min(STEP, left))

@@ -1,9 +1,33 @@
-"""A GPU and its users, at one moment. Values that the driver does not report are None."""
+"""A device; a GPU and its users, at one moment. Values that the driver does not report are None."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of this machine.
+
+    index: physical; None for a CPU worker. uuid: of a GPU, or of a part of one. part: number of the
+    part, of a GPU that is split (MIG); else None.
+    """
+
+    type: str  # as torch calls it
+    index: int | None = None
+    name: str = ""
+    uuid: str = field(default="", compare=False)
+    part: int | None = None
+
+    def __str__(self) -> str:
+        """The name shown to users: `GPU 3`, `GPU 3:0` (a part), `CPU`."""
+        return "CPU" if self.index is None else f"GPU {self.number}"
+
+    @property
+    def number(self) -> str:
+        """The number as in `duoka gpus`: `3`, and `3:0` for a part; empty for a CPU worker."""
+        return "" if self.index is None else str(self.index) if self.part is None else f"{self.index}:{self.part}"
 
 
 @dataclass(frozen=True, slots=True)

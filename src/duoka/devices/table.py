@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from duoka.devices.choice import user_of
 from duoka.devices.gpu import Gpu, GpuProcess
 from duoka.devices.inventory import Inventory
 from duoka.devices.machine import Machine
-from duoka.devices.pick import user_of
 
 GIB = 1 << 30
 HEAD = ("GPU", "name", "UUID", "memory GiB", "util", "temp", "power W", "who")

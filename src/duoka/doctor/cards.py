@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
+from duoka.devices.choice import user_of
 from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
-from duoka.devices.pick import user_of
 from duoka.devices.vendors import nvidia
 from duoka.devices.vendors.nvidia import Link
 from duoka.doctor.finding import Finding

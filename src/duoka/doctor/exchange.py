@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from duoka.devices import Device, inventory
+from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
-from duoka.devices.gpu import Gpu
+from duoka.devices.choice import user_of
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.locks import Locks
-from duoka.devices.pick import user_of
 from duoka.devices.vendors import nvidia, variables_for
 from duoka.doctor.finding import Finding
 from duoka.system import environment

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import torch
 
-from duoka.devices import Choice, Device, allowed_gpus, choose
 from duoka.devices.allocation import AllocationRequest, allocate
+from duoka.devices.choice import Choice, allowed_gpus, choose
+from duoka.devices.gpu import Device
 from duoka.devices.inventory import Inventory
 from duoka.devices.locks import HeldLocks
 from duoka.devices.spec import parse

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from duoka import script
-from duoka.devices import Choice, Device, choose, spec
-from duoka.devices.gpu import Gpu
+from duoka.devices import spec
+from duoka.devices.choice import Choice, choose
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.inventory import Inventory, units
 from duoka.errors import OptionError
 from duoka.planning.options import (

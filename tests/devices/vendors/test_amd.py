@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from duoka.devices import choose, inventory
+from duoka.devices import inventory
+from duoka.devices.choice import choose
 from duoka.devices.spec import parse
 from duoka.devices.vendors import amd, report
 from duoka.devices.vendors.report import Report

@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 
 import duoka
-from duoka.devices import Device, choose, inventory
-from duoka.devices.gpu import Gpu
+from duoka.devices import inventory
+from duoka.devices.choice import choose
+from duoka.devices.gpu import Device, Gpu
 from duoka.devices.spec import parse
 from duoka.devices.vendors import VENDORS, variables_for, visible
 from duoka.devices.vendors.report import Report

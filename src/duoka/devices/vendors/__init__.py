@@ -24,7 +24,7 @@ from duoka.devices.vendors.report import Report
 from duoka.system import environment
 
 if TYPE_CHECKING:
-    from duoka.devices import Device
+    from duoka.devices.gpu import Device
 
 
 class Vendor(Protocol):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.devices import Choice, Device, choose
+from duoka.devices.choice import Choice, choose
+from duoka.devices.gpu import Device
 from duoka.devices.inventory import Gpu, Inventory
 from duoka.devices.spec import Request, parse
 from duoka.errors import DeviceError
