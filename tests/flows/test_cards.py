@@ -446,6 +446,25 @@ def test_a_hang_of_a_stream_is_told(flow: Flow) -> None:
     assert 'train.py", line 13 in <module>' in stacks or 'train.py", line 14 in <module>' in stacks
 
 
+def test_no_thread_follows_a_stream_after_a_run(flow: Flow) -> None:
+    source = """
+        import _thread, time
+        import torch, duoka
+
+        before = _thread._count()
+        run = duoka.start(seed=0)
+        model = run.model(torch.nn.Linear(4, 1))
+        for (x,) in run.loader((torch.ones(12, 4),), batch_size=4):
+            model(x).sum().backward()
+        run.close()
+        until = time.monotonic() + 20
+        while _thread._count() > before and time.monotonic() < until:
+            time.sleep(0.05)
+        print(_thread._count() - before)
+    """
+    assert flow.run(["run", "-q", "--devices", "0,1", flow.write("train.py", source)]).ok().stdout == "0\n"
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", *on_npu("fsdp")])
 def test_checkpoints_are_copied_through_pinned_memory(flow: Flow, strategy: str) -> None:
     source = f"""

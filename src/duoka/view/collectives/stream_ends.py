@@ -2,6 +2,7 @@
 
 A vendor's library returns at once, and only the stream waits for the other ranks. So an event in the stream follows
 each collective, and a thread asks which have passed, also while the script waits for the stream in its next line.
+The thread ends when all have.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ class StreamEnds:
         self._slot = slot
         self._events: deque[Any] = deque()
         self._is_followed = False
+        self._lock = _thread.allocate_lock()  # of both
 
     def add(self, device: torch.device) -> None:
         """Follow the collective for which the current stream waits since now."""
-        if not self._is_followed:
-            self._is_followed = True
-            _thread.start_new_thread(self._follow, ())
-        self._events.append(torch.accelerator.current_stream(device).record_event())
+        with self._lock:
+            self._events.append(torch.accelerator.current_stream(device).record_event())
+            if not self._is_followed:
+                self._is_followed = True
+                _thread.start_new_thread(self._follow, ())
 
     def _follow(self) -> None:
         with suppress(RuntimeError):  # the accelerator has failed, as the script's next call tells
-            while True:
+            while self._has_more():
                 time.sleep(PERIOD)
                 passed = 0
                 while self._events and self._events[0].query():
                     self._events.popleft()
                     passed += 1
                 self._slot.pass_collectives(passed)
+
+    def _has_more(self) -> bool:
+        with self._lock:
+            self._is_followed = bool(self._events)
+            return self._is_followed
