@@ -47,11 +47,17 @@ def test_nothing_is_told_of_other_errors() -> None:
             "`duoka forecast --memory --devices 0,3 -m pack.train '--name=a b'` says what fits, "
             "and --strategy auto takes it",
         ),
-        (replace(TWO, strategy="fsdp"), "says what fits; --checkpoint-activations needs less"),
-        (replace(TWO, strategy="fsdp", checkpoint_activations=True), "-m pack.train '--name=a b'` says what fits"),
+        (replace(TWO, strategy="fsdp"), "says what fits; --checkpoint-activations or --cpu-offload needs less"),
+        (replace(TWO, strategy="fsdp", checkpoint_activations=True), "says what fits; --cpu-offload needs less"),
+        (
+            replace(TWO, strategy="fsdp", checkpoint_activations=True, cpu_offload=True),
+            "-m pack.train '--name=a b'` says what fits",
+        ),
         (replace(TWO, kind=Kind.API), "run.model(net, strategy='fsdp') needs less than ddp on several devices"),
         (
-            replace(TWO, strategy="hsdp", checkpoint_activations=True, machines=Machines(2, 0, "a", 1)),
+            replace(
+                TWO, strategy="hsdp", checkpoint_activations=True, cpu_offload=True, machines=Machines(2, 0, "a", 1)
+            ),
             "`duoka forecast --memory --devices 0,3 --machines 2 -m pack.train '--name=a b'` says what fits",
         ),
         (

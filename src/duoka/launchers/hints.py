@@ -81,5 +81,12 @@ def _takes_less(plan: Plan) -> str:
         return ""
     if plan.strategy == "ddp":
         return ", and --strategy auto takes it"
-    is_whole = plan.strategy in ("fsdp", "hsdp") and not plan.checkpoint_activations
-    return "; --checkpoint-activations needs less" * is_whole
+    if plan.strategy not in ("fsdp", "hsdp"):
+        return ""
+    options = {
+        "--checkpoint-activations": plan.checkpoint_activations,
+        "--cpu-offload": plan.cpu_offload or plan.devices[0].type == "cpu",
+    }
+    return (
+        f"; {' or '.join(left)} needs less" if (left := [name for name, used in options.items() if not used]) else ""
+    )
