@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -12,12 +11,8 @@ from torch import Tensor
 from duoka.devices import machine
 from duoka.devices.vendors import TYPES, VENDORS
 
-_MOVES = tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
-
-
-def is_move(function: Any) -> bool:
-    """Return whether a function, or what it wraps, is a method that moves a tensor to an accelerator."""
-    return inspect.unwrap(function) in _MOVES
+# The methods that move a tensor to an accelerator, themselves: scripts and interceptions wrap them.
+MOVES = tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
 
 
 def kind() -> str:

@@ -54,6 +54,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """Return what `func(*args, **kwargs)`, with batch tensors among the arguments, returns on one device."""
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
+    if func not in BatchTensor.rules:
+        func = _known(func)
     if func is _GETITEM or func is _SETITEM:
         out = index_cached(*args)
         if out is not NotImplemented:
@@ -89,6 +91,17 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     except Exception as error:
         view.raised(error)
         raise
+
+
+def _known(func: Function) -> Function:
+    """Return the function with a rule that a script's or a library's function wraps; `func` if there is none.
+
+    torch passes what stands in place of a method, though it was called with the arguments of the method itself.
+    """
+    inner: Any = func
+    while inner is not None and inner not in BatchTensor.rules:
+        inner = getattr(inner, "__wrapped__", None)
+    return func if inner is None else inner
 
 
 def _gather_parameters(func: Function, call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -13,17 +14,19 @@ from duoka.private.torch import parse_to, tree_leaves
 from duoka.view.tensor.batch import BatchTensor, may_write
 
 Function = Callable[..., Any]
+_TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 
 
 def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     """Return the device on which a function is asked to give its result; None if it is asked for none."""
-    if func is Tensor.to:
+    method = unwrap(func)
+    if method is _TO:
         given = {name: value for name, value in kwargs.items() if name != "memory_format"}
         device: torch.device | None = parse_to(*args[1:], **given)[0]
         return device
-    if func is Tensor.cpu:
+    if method is _CPU:
         return torch.device("cpu")
-    moves = accelerator.is_move(func)
+    moves = method in accelerator.MOVES
     asked = args[1] if moves and len(args) > 1 else kwargs.get("device")
     if asked is None:
         return torch.empty(0, device=accelerator.kind()).device if moves else None
@@ -40,7 +43,8 @@ def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kw
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
     """Return the call whose result is on `device`, that of the rows."""
-    if func not in (Tensor.to, Tensor.cpu) and not accelerator.is_move(func):
+    method = unwrap(func)
+    if method not in (_TO, _CPU, *accelerator.MOVES):
         return func, args, {**kwargs, "device": device}
-    dtype = parse_to(*args[1:], **kwargs)[1] if func is Tensor.to else None
+    dtype = parse_to(*args[1:], **kwargs)[1] if method is _TO else None
     return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ IN_PLACE = " ".join(f"{name}_" for name in NAMES.split() if not name.startswith(
 def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute an operation on the local rows; a plain operand of the batch's size is split."""
     values = (*args, *kwargs.values())
-    if func in _CONVERSIONS:  # only read the type and device of the other
+    if unwrap(func) in _CONVERSIONS:  # only read the type and device of the other
         out = func(*map(_part_of, args), **{name: _part_of(value) for name, value in kwargs.items()})
         return BatchTensor(out, args[0]._spec) if isinstance(args[0], BatchTensor) else out
     spec, right = None, 0
