@@ -131,7 +131,7 @@ def test_who_tells_what(variables: dict[str, Any], engine: str, each: str, numbe
     assert (machines.engine, machines.each) == (engine, each)
     found = f"{machines.number} of {machines.count}, local {machines.local_rank} of {machines.here}"
     assert found.startswith(number)
-    assert machines.place.startswith(place)
+    assert machines.rendezvous.startswith(place)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_pod_of_an_indexed_job_reaches_the_first_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(socket, "getfqdn", lambda: "train-11.train.default.svc.cluster.local")
     machines = engines.machines(12)
     assert machines is not None
-    assert (machines.number, machines.place) == (11, "train-0.train.default.svc.cluster.local:29500")
+    assert (machines.number, machines.rendezvous) == (11, "train-0.train.default.svc.cluster.local:29500")
     monkeypatch.setattr(socket, "getfqdn", lambda: "train-11")
     with pytest.raises(OptionError, match="headless service"):
         engines.machines(12)

@@ -26,7 +26,7 @@ from duoka.planning.options import Options
 from duoka.planning.plan import Kind, Plan
 from duoka.script import Target
 from duoka.supervision.status_board import StatusBoard
-from duoka.system.environment import use_loopback_for_gloo
+from duoka.system.environment import set_gloo_device
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 from tests.fuzz.program import FILE, Played, play
@@ -117,7 +117,7 @@ class Ranks:
             os.dup2(null, 2)
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
-        use_loopback_for_gloo()
+        set_gloo_device()
         place, size = FileStore(store, self.world_size), self.world_size
         exchange = SharedMemoryExchange(memory, rank, size, COLLECTIVE)
         ranks = _Collectives(place, rank, size, timedelta(seconds=COLLECTIVE), board.slot(rank), exchange)

@@ -206,10 +206,10 @@ def test_nobody_comes(place: Machines) -> None:
     told: list[str] = []
     with pytest.raises(TimedOut, match=r"machine 0 gave up waiting for machine 1 and machine 2: no connection at "):
         meeting(place, 0.1, told.append)()
-    assert told[0] == f"waiting for machine 1 and machine 2 at {place.place}"
+    assert told[0] == f"waiting for machine 1 and machine 2 at {place.rendezvous}"
     with pytest.raises(TimedOut, match=r"machine 2 gave up waiting for machine 0: .* in 0\.7 s; Connection refused"):
         meeting(replace(place, number=2), 0.7, told.append)()
-    assert told[-1] == f"waiting for machine 0 at {place.place}: Connection refused"
+    assert told[-1] == f"waiting for machine 0 at {place.rendezvous}: Connection refused"
 
 
 def test_a_port_that_is_taken(closing: ExitStack) -> None:

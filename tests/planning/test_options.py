@@ -116,7 +116,7 @@ NODES = Machines(2, 1, "node1", 20_000, engine="Slurm")
 def test_which_machines(typed: tuple[str | None, str | None, str | None], expected: Machines) -> None:
     found = which_machines(*typed, from_engine=lambda count: None if count == 1 else NODES)
     assert found == expected
-    assert typed[2] is None or found.place == typed[2]
+    assert typed[2] is None or found.rendezvous == typed[2]
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,10 @@ def test_what_is_not_set_is_none() -> None:
 
 
 def test_a_chosen_interface_of_gloo_is_respected() -> None:
-    environment.use_loopback_for_gloo()
+    environment.set_gloo_device()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    environment.use_loopback_for_gloo()
+    environment.set_gloo_device()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
 
 

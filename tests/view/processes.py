@@ -18,7 +18,7 @@ import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka.supervision.status_board import StatusBoard
-from duoka.system.environment import use_loopback_for_gloo
+from duoka.system.environment import set_gloo_device
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 
@@ -84,7 +84,7 @@ def in_processes(
         place = os.path.join(folder, "store")
 
         def on_rank(rank: int) -> Any:
-            use_loopback_for_gloo()
+            set_gloo_device()
             limit = timedelta(seconds=timeout)
             store = FileStore(place, world_size)
             end = SharedMemoryExchange(memory, rank, world_size, timeout) if nearby else None

@@ -115,7 +115,7 @@ def _plainly(error: click.ClickException) -> str:
     """Format a click error like duoka's own: no capital, no full stop."""
     if isinstance(error, click.NoSuchOption):  # click's words change with its version
         close = get_close_matches(error.option_name, error.possibilities or (), n=1)
-        text = f"no such option {error.option_name!r}" + "".join(f". Did you mean {one!r}?" for one in close)
+        text = f"no such option {error.option_name!r}" + "".join(f". Did you mean {name!r}?" for name in close)
         if error.ctx is not None and any(parameter.name == "words" for parameter in error.ctx.command.params):
             text += f"\nduoka: options of the script follow it: {error.ctx.command_path} train.py --epochs 5"
         return text

@@ -64,7 +64,7 @@ def read(kind: str = "auto") -> Inventory:
     report, others = reports[chosen], [name for name in there if name != chosen]
     left_out = [f"{len(reports[name].gpus)} {name} GPUs ({lacking.get(name) or 'not chosen'})" for name in others]
     why_others = f"there are also {', '.join(left_out)}" if left_out else ""
-    whys = [one.why_none for one in reports.values()]
+    whys = [report.why_none for report in reports.values()]
     return Inventory(
         report.gpus,
         cores(),

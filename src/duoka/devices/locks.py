@@ -108,15 +108,15 @@ class Locks:
 
     def queue(self) -> list[QueueEntry]:
         """Return the queue in order, and remove the files of processes that no longer wait."""
-        found = []
+        entries = []
         for path in [] if self.problem else self.folder.glob("*.waits"):
             content = _read_locked(path)
             if content is None:
                 path.unlink(missing_ok=True)
             elif path.stem.isdecimal() and isinstance(content.get("request"), str):
                 holder = _as_holder(content.get("holder")) or UNKNOWN
-                found.append(QueueEntry(int(path.stem), holder, content["request"], content.get("visible")))
-        return sorted(found, key=lambda waiting: waiting.number)
+                entries.append(QueueEntry(int(path.stem), holder, content["request"], content.get("visible")))
+        return sorted(entries, key=lambda waiting: waiting.number)
 
     def join(self, request: str, visible: str | None, command: str) -> tuple[int, HeldLocks]:
         """Append this process to the queue; returns its number, and the lock that keeps its place."""

@@ -140,7 +140,7 @@ def _rank(rank: int, devices: Sequence[Device], store: str) -> int:
     import torch
     from torch import distributed
 
-    environment.use_loopback_for_gloo()
+    environment.set_gloo_device()
     torch.set_num_threads(1)
     where, ranks = torch.device(devices[rank].type), len(devices)
     backend, large = distributed.get_default_backend_for_device(where), LARGE if where.type == "cpu" else LARGE_ON_GPU

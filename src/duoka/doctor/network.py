@@ -39,7 +39,7 @@ def check_host_name(name: str, resolve: Callable[[str], list[str]]) -> Finding:
         return Finding("advice", "host name", f"{what}, which no other machine can reach", why, todo)
     if seconds > SLOW:
         return Finding("advice", "host name", f"{what}, found after {seconds:.1f} s", why, "see /etc/resolv.conf")
-    device = environment.network_device()
+    device = environment.variable("GLOO_SOCKET_IFNAME")
     return Finding("ok", "host name", f"{what}{f'; gloo uses {device}' if device else ''}")
 
 

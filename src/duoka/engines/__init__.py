@@ -97,6 +97,6 @@ def _check_rest() -> None:
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     missing = " and ".join(name for name in names if environment.number(name) is None)
-    given = " and ".join(name for name in names if environment.number(name) is not None)
+    present = " and ".join(name for name in names if environment.number(name) is not None)
     hint = f"{torchrun.HOW} sets all of them; --machines 1 makes each process a run of its own"
-    raise OptionError(missing, MISSING, f"set where {given} is", hint)
+    raise OptionError(missing, MISSING, f"set where {present} is", hint)

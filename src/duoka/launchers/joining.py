@@ -278,17 +278,18 @@ class Admission:
             TimedOut: a machine did not connect in time.
             AskedError: a command does not fit, and no other one can come in its place.
         """
-        place, each, deadline = self.machines.place, self.machines.each, time.monotonic() + seconds
+        rendezvous, each = self.machines.rendezvous, self.machines.each
+        deadline = time.monotonic() + seconds
         listener.setblocking(False)
         with Reception(listener, self._greet, HELLO_TIMEOUT) as reception, selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             while missing := [number for number in range(self.machines.count) if number not in self.hellos]:
                 names = " and ".join(f"{each} {number}" for number in missing[:MOST_NAMED])
                 names += f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-                report_wait(f"waiting for {names} at {place}{self._last_refusal}")
+                report_wait(f"waiting for {names} at {rendezvous}{self._last_refusal}")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    me, where = self.machines.called(0), f"at {place} in {seconds:g} s"
+                    me, where = self.machines.called(0), f"at {rendezvous} in {seconds:g} s"
                     raise TimedOut(f"{me} gave up waiting for {names}: no connection {where}{self._last_refusal}")
                 for event, _ in selector.select(min(left, LOOK if len(reception) else PAUSE)):
                     if event.data is not None:
@@ -346,9 +347,10 @@ def _reach_host(
     machines: Machines, key: Key, hello: Hello, seconds: float, report_wait: ReportWait
 ) -> tuple[Channel, list[Hello]]:
     """Connect to machine 0, as often as that fails, until it has accepted all machines."""
-    place, host, why, deadline = machines.place, f"{machines.each} 0", "it did not answer", time.monotonic() + seconds
+    rendezvous, host, why = machines.rendezvous, f"{machines.each} 0", "it did not answer"
+    deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        report_wait(f"waiting for {host} at {place}: {why}")
+        report_wait(f"waiting for {host} at {rendezvous}: {why}")
         try:
             to_answer = min(left, TO_SEND)
             connection = Connection(socket.create_connection(_address_of_host(machines, to_answer), to_answer))
@@ -362,7 +364,7 @@ def _reach_host(
             why = printable(reason(error))
             time.sleep(min(left, PAUSE))
     me = machines.called(machines.number)
-    raise TimedOut(f"{me} gave up waiting for {host}: it did not answer at {place} in {seconds:g} s; {why}")
+    raise TimedOut(f"{me} gave up waiting for {host}: it did not answer at {rendezvous} in {seconds:g} s; {why}")
 
 
 def _introduce(
@@ -374,7 +376,7 @@ def _introduce(
     connection.send("hello", machines.number, asdict(hello))
     connection.socket.settimeout(PAUSE)
     while time.monotonic() < deadline:
-        report_wait(f"waiting for the other {machines.each}s at {machines.place}")
+        report_wait(f"waiting for the other {machines.each}s at {machines.rendezvous}")
         with suppress(TimeoutError):
             what, _, value = connection.receive_one()
             if what == "accepted":
@@ -400,7 +402,7 @@ def _listen(machines: Machines) -> socket.socket:
             return listen_on(machines.host, machines.port)
         except OSError as error:
             free = "at a port that is free on machine 0"
-            raise OptionError("--rendezvous", machines.place, free, str(error)) from None
+            raise OptionError("--rendezvous", machines.rendezvous, free, str(error)) from None
     address = machines.host
     with suppress(OSError), socket.create_connection((machines.host, machines.port), 30.0) as connected:
         # The address from which this machine reaches the engine's store is one at which the others reach it.
@@ -413,7 +415,9 @@ def _listen(machines: Machines) -> socket.socket:
         _store(machines, 60.0).set(f"duoka/{machines.job}", f"{address} {port}")
     except RuntimeError as error:
         text = str(error).splitlines()[0]
-        raise OptionError("MASTER_ADDR and MASTER_PORT", machines.place, "where torchrun's store is", text) from None
+        raise OptionError(
+            "MASTER_ADDR and MASTER_PORT", machines.rendezvous, "where torchrun's store is", text
+        ) from None
     return listener
 
 

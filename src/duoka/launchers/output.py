@@ -36,8 +36,8 @@ class Outputs:
             for rank in self._ranks:
                 self._files[rank] = self._open(rank)
         except OSError as error:
-            given = str(self._log_dir) if self._log_dir else None
-            raise OptionError("--log-dir", given, "a directory that can be written", str(error)) from None
+            folder = str(self._log_dir) if self._log_dir else None
+            raise OptionError("--log-dir", folder, "a directory that can be written", str(error)) from None
 
     def _open(self, rank: int) -> IO[bytes]:
         if self._dir is None:

@@ -89,7 +89,7 @@ def key_of(machines: Machines, file: Path | None) -> Key:
     """
     if file is not None:
         secret = _read(file, "--key-file")
-    elif (text := environment.key()) is not None:
+    elif (text := environment.variable("DUOKA_KEY")) is not None:
         secret = _long_enough(text.strip().encode(), "DUOKA_KEY")
     elif machines.home:
         secret = _in_home()

@@ -24,7 +24,7 @@ def tcp_store(host: str, port: int, **how: Any) -> TCPStore:
     the process with the store's server does it for each client (`names_from_files`).
     """
     try:
-        addresses = {found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:
         addresses = set()
     if len(addresses) != 1:  # torch tries all, or raises if there is none

@@ -59,7 +59,7 @@ def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communi
     here = machines.count(machines[rank])
     memory = None
     if here == world_size:
-        environment.use_loopback_for_gloo()
+        environment.set_gloo_device()
     if here == world_size and shared_memory.is_possible():
         memory = _memory(store, rank, world_size, timeout)
     if memory is None:

@@ -28,7 +28,7 @@ def header(plan: Plan) -> list[str]:
 def _machine(machines: Machines) -> str:
     """Return `machine 1 of 2, rendezvous at node1:29500`."""
     source = f" (set by {machines.engine})" if machines.engine else ""
-    return f"{machines.each} {machines.number} of {machines.count}, rendezvous at {machines.place}{source}"
+    return f"{machines.each} {machines.number} of {machines.count}, rendezvous at {machines.rendezvous}{source}"
 
 
 def _how(plan: Plan) -> str:

@@ -81,7 +81,7 @@ class Machines:
             raise OptionError("--machine", self.number, f"from 0 to {self.count - 1}", hint)
 
     @property
-    def place(self) -> str:
+    def rendezvous(self) -> str:
         """The value of `--rendezvous`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -67,9 +67,9 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
     """
     asked = AllocationRequest(parse(request), _command())
 
-    def decide(found: Inventory) -> tuple[Choice, list[torch.device]]:
-        choice = choose(asked.request, found)
-        return choice, [_as_torch_names(device, found) for device in choice.devices]
+    def decide(inventory: Inventory) -> tuple[Choice, list[torch.device]]:
+        choice = choose(asked.request, inventory)
+        return choice, [_as_torch_names(device, inventory) for device in choice.devices]
 
     allocation = allocate(asked, decide, lambda decided: decided[0].devices, waiting(wait), say)
     choice, names = allocation.decided

@@ -33,7 +33,7 @@ def refuse(kind: Kind, world_size: int, rank: int) -> None:
     def refuse_breakpoint(*args: Any, **how: Any) -> None:
         raise refusal("breakpoint()", "; PYTHONBREAKPOINT=0 ignores it")
 
-    if environment.breakpoint_hook() is None:
+    if environment.variable("PYTHONBREAKPOINT") is None:
         sys.breakpointhook = refuse_breakpoint
     _check_before(bdb.Bdb, "set_trace", lambda: refusal("pdb"))
     _check_before(pdb.Pdb, "interaction", lambda: refusal("pdb"))  # pdb.post_mortem sets no trace

@@ -133,13 +133,8 @@ def fix_cublas_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def network_device() -> str | None:
-    """Return GLOO_SOCKET_IFNAME, the network interface for gloo; None if it is not set."""
-    return os.environ.get("GLOO_SOCKET_IFNAME")
-
-
 def variable(name: str) -> str | None:
-    """Return a variable set by a launcher or a scheduler; None if it is not set or empty."""
+    """Return a variable set by the user, a launcher or a scheduler; None if it is not set or empty."""
     return os.environ.get(name) or None
 
 
@@ -173,14 +168,9 @@ def inherited(others: dict[str, str]) -> dict[str, str]:
 
 def starter() -> int | None:
     """Return and unset DUOKA_STARTED_BY: the pid of the process with which this command must end; None if not set."""
-    found = number("DUOKA_STARTED_BY")
+    pid = number("DUOKA_STARTED_BY")
     os.environ.pop("DUOKA_STARTED_BY", None)
-    return found
-
-
-def key() -> str | None:
-    """Return DUOKA_KEY, the key of a run on several machines; None if it is not set."""
-    return variable("DUOKA_KEY")
+    return pid
 
 
 def settings_folder() -> Path:
@@ -245,16 +235,11 @@ def set_pool_sizes(count: int | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(count)
 
 
-def use_loopback_for_gloo() -> None:
-    """Let gloo use the loopback interface, whatever this machine's name resolves to.
+def set_gloo_device(device: str = "lo") -> None:
+    """Let gloo use this network interface, unless the user has chosen one.
 
-    Workers of one machine then need no network, and open no port to others.
+    With loopback, workers of one machine need no network, and open no port to others.
     """
-    set_gloo_device("lo")
-
-
-def set_gloo_device(device: str) -> None:
-    """Let gloo use this network interface, unless the user has chosen one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
 
 
@@ -279,11 +264,6 @@ def enable_flight_recorder() -> None:
     Reading it takes 30 us an entry, with the interpreter's lock held.
     """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
-
-
-def breakpoint_hook() -> str | None:
-    """Return PYTHONBREAKPOINT; None if it is not set."""
-    return os.environ.get("PYTHONBREAKPOINT") or None
 
 
 def disable_trackers() -> None:

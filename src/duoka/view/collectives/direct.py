@@ -45,7 +45,7 @@ def between(store: Store, rank: int, world_size: int, timeout: float, key: Key) 
     Raises:
         TimedOut: not all ranks came.
     """
-    device = environment.network_device()
+    device = environment.variable("GLOO_SOCKET_IFNAME")
     address = None if device is None else address_of(device)
     return DirectExchange.connect(store, rank, world_size, timeout, address, key)
 
