@@ -14,11 +14,10 @@ stay the same: one build serves every Python from 3.10 on, and every torch. */
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 4 /* of what engine.py relies on: a module that was built before a change is not used */
+#define VERSION 5 /* of what engine.py relies on: a module that was built before a change is not used */
 #define MOST_WORDS 256 /* of a call, and so on: a call with more is made by `dispatch` */
 #define MOST_ARGUMENTS 32
 #define MOST_INPUTS 32
-#define MOST_RESULTS 16
 #define MOST_DIMS 8
 #define SLOTS 16384 /* of the table of programs, a power of 2; half of them are used */
 
@@ -47,7 +46,7 @@ static PyObject *given[COUNT];
 #define ATTRIBUTES(X)                                                                                                  \
     X(_rows) X(_meta) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(aliased)     \
     X(copies) X(shares) X(count) X(exact) X(of_parameters) X(has_sharded) X(watch) X(requires_grad) X(is_leaf)         \
-    X(start) X(stop) X(step) X(_here) X(ordinary) X(unusual) X(_compiled_call_impl) X(direct) X(__dict__) X(forward) X(_parameters) X(_current_level) X(_forward_hooks)         \
+    X(start) X(stop) X(step) X(_here) X(ordinary) X(unusual) X(_compiled_call_impl) X(_fields) X(__dict__) X(forward) X(_parameters) X(_current_level) X(_forward_hooks)         \
     X(_forward_pre_hooks) X(_backward_hooks) X(_backward_pre_hooks)
 
 enum {
@@ -417,18 +416,241 @@ static PyObject *make(Made *made, PyObject *rows)
     return batch;
 }
 
+/* --- programs */
+
+/* What an expression of a program is (replay.py): */
+enum { INPUT, BATCH, OUTPUT, ITEM, CONSTANT, SEQUENCE, DICT, MADE, CALL };
+
+typedef struct Expression {
+    int kind, number, count, name_count;
+    PyObject *object, *names; /* owned, as are the parts */
+    struct Expression *parts;
+    Made *made;
+} Expression;
+
+static void clear_expression(Expression *at)
+{
+    for (int i = 0; i < at->count; i++)
+        clear_expression(&at->parts[i]);
+    if (at->made != NULL)
+        clear_made(at->made);
+    free(at->made);
+    free(at->parts);
+    Py_CLEAR(at->object);
+    Py_CLEAR(at->names);
+}
+
+/* Read an expression: (kind, object, parts), of a call also the names of the last parts. */
+static int read_expression(Expression *at, PyObject *from)
+{
+    PyObject *parts, *names = NULL;
+    if (!PyArg_ParseTuple(from, "iOO!|O!", &at->kind, &at->object, &PyTuple_Type, &parts, &PyTuple_Type, &names)) {
+        at->object = NULL;
+        return FAILED;
+    }
+    Py_INCREF(at->object);
+    if (names != NULL) {
+        at->names = ref(names);
+        at->name_count = (int)PyTuple_Size(names);
+    }
+    if (at->kind == SEQUENCE)
+        at->number = PyObject_HasAttr(at->object, NAME(_fields)); /* a named tuple */
+    if (at->kind <= OUTPUT || at->kind == ITEM)
+        at->number = (int)PyLong_AsLong(at->object);
+    if (at->kind == MADE)
+        ADD((at->made = calloc(1, sizeof(Made))) == NULL ? NO : set_made(at->made, at->object));
+    Py_ssize_t count = PyTuple_Size(parts);
+    if (count > MOST_ARGUMENTS || (count > 0 && (at->parts = calloc((size_t)count, sizeof(Expression))) == NULL))
+        return NO;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        at->count++;
+        ADD(read_expression(&at->parts[i], PyTuple_GetItem(parts, i)));
+    }
+    return PyErr_Occurred() ? FAILED : YES;
+}
+
+typedef struct {
+    PyObject *const *inputs, *const *batches, *outputs[MOST_ARGUMENTS];
+} Run;
+
+static PyObject *evaluate(const Expression *at, const Run *run);
+
+/* The values of `count` parts from `first` on, as a tuple. */
+static PyObject *tuple_of_parts(const Expression *at, const Run *run, int first, int count)
+{
+    PyObject *tuple = PyTuple_New(count), *value;
+    for (int i = 0; tuple != NULL && i < count; i++) {
+        const Expression *part = &at->parts[first + i];
+        value = part->kind == INPUT ? ref(run->inputs[part->number]) : evaluate(part, run);
+        if (value == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SetItem(tuple, i, value);
+    }
+    return tuple;
+}
+
+static PyObject *dict_of_parts(const Expression *at, const Run *run, PyObject *names, int first)
+{
+    PyObject *dict = PyDict_New(), *value;
+    for (int i = first; dict != NULL && i < at->count; i++) {
+        value = evaluate(&at->parts[i], run);
+        if (value == NULL || PyDict_SetItem(dict, PyTuple_GetItem(names, i - first), value) < 0)
+            Py_CLEAR(dict);
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+static PyObject *call_with_parts(const Expression *at, const Run *run)
+{
+    int positional = at->count - at->name_count;
+    PyObject *args = tuple_of_parts(at, run, 0, positional), *kwargs = NULL, *out = NULL;
+    if (args != NULL && (at->name_count == 0 || (kwargs = dict_of_parts(at, run, at->names, positional)) != NULL))
+        out = PyObject_Call(at->object, args, kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return out;
+}
+
+static PyObject *sequence_of_parts(const Expression *at, const Run *run)
+{
+    PyObject *tuple = tuple_of_parts(at, run, 0, at->count), *list, *out;
+    if (tuple == NULL || at->object == (PyObject *)&PyTuple_Type)
+        return tuple;
+    if (at->number)
+        out = PyObject_Call(at->object, tuple, NULL);
+    else if ((list = PySequence_List(tuple)) == NULL || at->object == (PyObject *)&PyList_Type)
+        out = list;
+    else {
+        out = PyObject_CallFunctionObjArgs(at->object, list, NULL);
+        Py_DECREF(list);
+    }
+    Py_DECREF(tuple);
+    return out;
+}
+
+/* The value of an expression. */
+static PyObject *evaluate(const Expression *at, const Run *run)
+{
+    PyObject *part, *out;
+    switch (at->kind) {
+    case INPUT:
+        return ref(run->inputs[at->number]);
+    case BATCH:
+        return ref(run->batches[at->number]);
+    case OUTPUT:
+        return ref(run->outputs[at->number]);
+    case CONSTANT:
+        return ref(at->object);
+    case SEQUENCE:
+        return sequence_of_parts(at, run);
+    case DICT:
+        return dict_of_parts(at, run, at->object, 0);
+    case CALL:
+        return call_with_parts(at, run);
+    }
+    if ((part = evaluate(&at->parts[0], run)) == NULL)
+        return NULL;
+    out = at->kind == ITEM ? PySequence_GetItem(part, at->number) : make(at->made, part);
+    Py_DECREF(part);
+    return out;
+}
+
+/* A function that repeats recorded calls. The parts of `all` are these calls, and the expression for the result. */
+typedef struct {
+    PyObject_HEAD
+    Expression all;
+} Program;
+
+static PyObject *program_type;
+
+/* The result of a program with these inputs and batches. */
+static PyObject *result_of(const Program *program, PyObject *const *inputs, PyObject *const *batches)
+{
+    Run run = {inputs, batches, {NULL}};
+    PyObject *out;
+    int done = 0;
+    while ((out = evaluate(&program->all.parts[done], &run)) != NULL && done < program->all.count - 1)
+        run.outputs[done++] = out;
+    while (done > 0)
+        Py_DECREF(run.outputs[--done]);
+    return out;
+}
+
+/* program(inputs, batches), of lists. */
+static PyObject *call_program(PyObject *self, PyObject *lists, PyObject *named)
+{
+    PyObject *of[2], *items[2][MOST_INPUTS];
+    if (!PyArg_ParseTuple(lists, "O!O!", &PyList_Type, &of[0], &PyList_Type, &of[1]))
+        return NULL;
+    for (int i = 0; i < 2; i++)
+        for (Py_ssize_t j = 0; j < PyList_Size(of[i]) && j < MOST_INPUTS; j++)
+            items[i][j] = PyList_GetItem(of[i], j);
+    return result_of((Program *)self, items[0], items[1]);
+}
+
+static int visit_expression(const Expression *at, visitproc visit, void *arg)
+{
+    Py_VISIT(at->object);
+    for (int i = 0; i < at->count; i++) {
+        int stop = visit_expression(&at->parts[i], visit, arg);
+        if (stop)
+            return stop;
+    }
+    return 0;
+}
+
+static int visit_program(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    return visit_expression(&((Program *)self)->all, visit, arg);
+}
+
+static void free_program(PyObject *self)
+{
+    PyObject *type = (PyObject *)Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    clear_expression(&((Program *)self)->all);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_call, call_program}, {Py_tp_traverse, visit_program}, {Py_tp_dealloc, free_program}, {0, NULL}};
+static PyType_Spec program_spec = {"duoka.view.dispatch._replay.Program", sizeof(Program), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
+
+/* program(all, input_count): a function that repeats recorded calls; None if it has too many parts. */
+static PyObject *program(PyObject *self, PyObject *arguments)
+{
+    PyObject *all;
+    int input_count;
+    if (!PyArg_ParseTuple(arguments, "O!i", &PyTuple_Type, &all, &input_count))
+        return NULL;
+    if (input_count > MOST_INPUTS)
+        return ref(Py_None);
+    Program *made = PyObject_GC_New(Program, (PyTypeObject *)program_type);
+    if (made == NULL)
+        return NULL;
+    memset(&made->all, 0, sizeof(Expression));
+    int done = read_expression(&made->all, all);
+    PyObject_GC_Track(made);
+    if (done == YES)
+        return (PyObject *)made;
+    Py_DECREF(made);
+    return PyErr_Occurred() ? NULL : ref(Py_None);
+}
+
 /* --- the table of programs */
 
-/* A program. `func` and so on: of one that is a single call (`Recorder.program`): an argument is a constant, or the
-   input at its place; and a result is a batch of what the call returns, or those of a sequence that it returns. */
+/* A call that has a program. */
 typedef struct {
     uint64_t hash;
     intptr_t *words; /* what they point to is kept alive by `key` */
-    PyObject *key, *program, *view, *of_view; /* owned; of_view: the attributes of the view */
+    PyObject *key, *function, *view, *of_view; /* owned; of_view: the attributes of the view */
+    const Program *program; /* `function`, if it is one in C */
     int word_count, users, may_raise, by_item;
-    PyObject *func, *constants[MOST_ARGUMENTS], *named[MOST_ARGUMENTS], *sequence; /* owned */
-    int places[MOST_ARGUMENTS], arg_count, name_count, result_count, same;
-    Made results[MOST_RESULTS];
 } Entry;
 
 static Entry *table[SLOTS];
@@ -439,17 +661,9 @@ static void leave(Entry *entry)
     if (--entry->users > 0)
         return;
     Py_XDECREF(entry->key);
-    Py_XDECREF(entry->program);
+    Py_XDECREF(entry->function);
     Py_XDECREF(entry->view);
     Py_XDECREF(entry->of_view);
-    Py_XDECREF(entry->func);
-    Py_XDECREF(entry->sequence);
-    for (int i = 0; i < MOST_ARGUMENTS; i++) {
-        Py_XDECREF(entry->constants[i]);
-        Py_XDECREF(entry->named[i]);
-    }
-    for (int i = 0; i < MOST_RESULTS; i++)
-        clear_made(&entry->results[i]);
     free(entry->words);
     free(entry);
 }
@@ -517,35 +731,6 @@ static int is_one_share(PyObject *view)
     return alone == YES ? !exact : alone;
 }
 
-/* Read what the program calls, if it is a single call: (func, args, kwargs, results), `Recorder.direct`. */
-static int read_direct(Entry *entry, PyObject *direct)
-{
-    PyObject *func, *places, *constants, *words, *results, *sequence;
-    if (!PyArg_ParseTuple(direct, "OO!O!O!OO", &func, &PyTuple_Type, &places, &PyTuple_Type, &constants, &PyTuple_Type,
-                          &words, &results, &sequence))
-        return FAILED;
-    Py_ssize_t count = PyTuple_Size(places), named = PyTuple_Size(words);
-    if (count > MOST_ARGUMENTS)
-        return NO;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        entry->places[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
-        entry->constants[i] = ref(PyTuple_GetItem(constants, i));
-    }
-    for (Py_ssize_t i = 0; i < named; i++)
-        entry->named[i] = ref(PyTuple_GetItem(words, i));
-    if (PyLong_CheckExact(results))
-        entry->same = (int)PyLong_AsLong(results);
-    else if ((entry->result_count = (int)PyTuple_Size(results)) > MOST_RESULTS)
-        return NO;
-    for (int i = 0; i < entry->result_count; i++)
-        ADD(set_made(&entry->results[i], PyTuple_GetItem(results, i)));
-    entry->sequence = ref(sequence);
-    entry->arg_count = (int)(count - named);
-    entry->name_count = (int)named;
-    entry->func = ref(func);
-    return PyErr_Occurred() ? FAILED : YES;
-}
-
 /* Whether a set contains an object, which a call can be looked up by only if it has a hash. */
 static int contains(PyObject *set, PyObject *object)
 {
@@ -554,11 +739,11 @@ static int contains(PyObject *set, PyObject *object)
     return found != 0;
 }
 
-/* keep(func, args, kwargs, key, program): find a program from now on for such calls, which `dispatch` has just run. */
+/* keep(func, args, kwargs, key, function): find a program from now on for such calls, which `dispatch` has just run. */
 static PyObject *keep(PyObject *self, PyObject *const *values, Py_ssize_t count)
 {
     Call call;
-    PyObject *view = NULL, *direct;
+    PyObject *view = NULL;
     if (count != 5 || take(&call, values[1], values[2]) != YES || describe(&call, values[0]) != YES
         || (view = view_of(&call)) == NULL || attribute_is(view, A_watch, Py_None) != YES || is_one_share(view) != YES)
         goto done;
@@ -575,18 +760,15 @@ static PyObject *keep(PyObject *self, PyObject *const *values, Py_ssize_t count)
     entry->word_count = call.word_count;
     entry->hash = hash;
     entry->users = 1;
-    entry->same = -1;
     entry->key = ref(values[3]);
-    entry->program = ref(values[4]);
+    entry->function = ref(values[4]);
+    if ((PyObject *)Py_TYPE(values[4]) == program_type)
+        entry->program = (Program *)values[4];
     entry->may_raise = contains(THE(may_raise), values[0]);
     entry->by_item = contains(THE(by_item), values[0]);
     entry->of_view = GET(view, __dict__);
     entry->view = view;
     view = NULL;
-    direct = PyObject_GetAttr(values[4], NAME(direct));
-    if (direct != NULL && direct != Py_None && read_direct(entry, direct) != YES)
-        Py_CLEAR(entry->func);
-    Py_XDECREF(direct);
     if (entry->of_view == NULL)
         leave(entry);
     else {
@@ -732,58 +914,15 @@ static int count_write(Call *call, PyObject *func)
     return done == NULL ? FAILED : YES;
 }
 
-/* Call a program as the Python function that `Recorder.program` has made. */
+/* Call a program that is a function in Python. */
 static PyObject *run_function(Entry *entry, Call *call)
 {
     PyObject *inputs = list_of(call->inputs, call->input_count), *batches = list_of(call->batches, call->batch_count);
     PyObject *out = NULL;
     if (inputs != NULL && batches != NULL)
-        out = PyObject_CallFunctionObjArgs(entry->program, inputs, batches, NULL);
+        out = PyObject_CallFunctionObjArgs(entry->function, inputs, batches, NULL);
     Py_XDECREF(inputs);
     Py_XDECREF(batches);
-    return out;
-}
-
-/* Make the results of a program that is a single call. */
-static PyObject *results_of(Entry *entry, Call *call, PyObject *found)
-{
-    if (entry->same >= 0)
-        return ref(call->batches[entry->same]);
-    if (entry->sequence == Py_None)
-        return make(&entry->results[0], found);
-    PyObject *made = PyList_New(entry->result_count), *out;
-    for (int i = 0; made != NULL && i < entry->result_count; i++) {
-        PyObject *rows = PySequence_GetItem(found, i), *batch = rows == NULL ? NULL : make(&entry->results[i], rows);
-        Py_XDECREF(rows);
-        if (batch == NULL || PyList_SetItem(made, i, batch) < 0)
-            Py_CLEAR(made);
-    }
-    if (made == NULL || entry->sequence == (PyObject *)&PyList_Type)
-        return made;
-    out = PyObject_CallFunctionObjArgs(entry->sequence, made, NULL);
-    Py_DECREF(made);
-    return out;
-}
-
-static PyObject *run_direct(Entry *entry, Call *call)
-{
-    PyObject *args = PyTuple_New(entry->arg_count), *kwargs = NULL, *found, *out = NULL;
-    if (args == NULL || (entry->name_count > 0 && (kwargs = PyDict_New()) == NULL))
-        goto done;
-    for (int i = 0; i < entry->arg_count + entry->name_count; i++) {
-        PyObject *value = entry->places[i] < 0 ? entry->constants[i] : call->inputs[entry->places[i]];
-        if (i < entry->arg_count)
-            PyTuple_SetItem(args, i, ref(value));
-        else if (PyDict_SetItem(kwargs, entry->named[i - entry->arg_count], value) < 0)
-            goto done;
-    }
-    if ((found = PyObject_Call(entry->func, args, kwargs)) != NULL) {
-        out = results_of(entry, call, found);
-        Py_DECREF(found);
-    }
-done:
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
     return out;
 }
 
@@ -792,7 +931,8 @@ static PyObject *run(Entry *entry, Call *call, PyObject *func)
 {
     PyObject *out = NULL, *made = NULL;
     if (replicate(call, entry, &made) == YES) {
-        out = entry->func == NULL ? run_function(entry, call) : run_direct(entry, call);
+        out = entry->program == NULL ? run_function(entry, call)
+                                     : result_of(entry->program, call->inputs, call->batches);
         if (out == NULL && PyErr_ExceptionMatches(THE(outdated)))
             PyErr_Clear();
         else if (out == NULL)
@@ -1152,7 +1292,8 @@ static PyMethodDef methods[] = {
      "call(func, types, args=(), kwargs=None): a torch function of a batch."},
     {"made", (PyCFunction)(void (*)(void))made, METH_FASTCALL, "made(rows, meta): a batch of rows."},
     {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL,
-     "keep(func, args, kwargs, key, program): find a program from now on for such calls."},
+     "keep(func, args, kwargs, key, function): find a program from now on for such calls."},
+    {"program", program, METH_VARARGS, "program(all, input_count): a function that repeats recorded calls."},
     {"forget", forget, METH_NOARGS, "forget(): drop all programs."},
     {"described", described, METH_VARARGS, "described(func, args, kwargs): (words, inputs), or None."},
     {"methods_of", methods_of, METH_VARARGS, "methods_of(kind, function_of): descriptors of methods, by name."},
@@ -1177,6 +1318,8 @@ PyMODINIT_FUNC PyInit__replay(void)
         if (attributes[i] == NULL)
             return NULL;
     }
+    if ((program_type = PyType_FromSpec(&program_spec)) == NULL)
+        return NULL;
     PyObject *made_module = PyModule_Create(&module);
     if (made_module != NULL && PyModule_AddIntConstant(made_module, "VERSION", VERSION) < 0)
         Py_CLEAR(made_module);

@@ -6,6 +6,7 @@ It is built when duoka is installed, if there is a C compiler.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -30,7 +31,7 @@ from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, r
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
 from duoka.view.tensor.batch import BatchTensor
 
-_VERSION = 4  # as in _replay.c
+_VERSION = 5  # as in _replay.c
 _IN_PYTHON = BatchTensor.__dict__["__torch_function__"]
 
 
@@ -59,13 +60,18 @@ def use(engine: Any) -> None:
     for name in [name for name, value in vars(BatchTensor).items() if type(value) is _DESCRIPTOR]:
         delattr(BatchTensor, name)
     BatchTensor.__torch_function__ = _IN_PYTHON  # type: ignore[method-assign]
-    BatchTensor.remake, BatchTensor.keep = replay.remake, _keep
+    BatchTensor.remake, BatchTensor.keep, BatchTensor.program = replay.remake, _keep, replay.in_python
     if engine is None or not _configure(engine):
         return
     for name, method in engine.methods_of(BatchTensor, _function_of).items():
         setattr(BatchTensor, name, method)
     BatchTensor.__torch_function__ = engine.call  # type: ignore[method-assign]
-    BatchTensor.remake, BatchTensor.keep = engine.made, engine.keep
+    BatchTensor.remake, BatchTensor.keep, BatchTensor.program = engine.made, engine.keep, partial(_program, engine)
+
+
+def _program(engine: Any, program: replay.Expression, input_count: int) -> Any:
+    """Make a function of recorded calls, in Python if they have too many parts for the engine."""
+    return engine.program(program, input_count) or replay.in_python(program, input_count)
 
 
 def _keep(*_: Any) -> None:

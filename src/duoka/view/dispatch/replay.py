@@ -8,8 +8,7 @@ run instead. A rule that does anything else (a collective, a draw, reading a val
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +36,8 @@ PLAIN = (
 _DETERMINED = frozenset((*_METADATA.split(), *(f"is_{name}" for name in TYPES)))
 CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
 TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()
+Expression = tuple[Any, ...]  # (kind, object, parts), of a CALL also the names of the last parts; as in _replay.c
+INPUT, BATCH, OUTPUT, ITEM, CONSTANT, SEQUENCE, DICT, MADE, CALL = range(9)
 _BUILTIN: dict[Any, Any] = {F.layer_norm: torch.layer_norm}  # what a function in Python does nothing but call
 
 
@@ -137,12 +138,11 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, inputs: list[Any]) -> None:
         super().__init__()
-        self._known = {id(value): f"i[{place}]" for place, value in enumerate(inputs)}  # -> name in the program
+        self._known: dict[int, Expression] = {id(value): (INPUT, place, ()) for place, value in enumerate(inputs)}
+        self._count = len(inputs)
         self._kept: list[Any] = list(inputs)  # so that ids stay unique
-        self._lines: list[str] = []
-        self._calls: list[tuple[Any, Any, Any]] = []  # of each line: function, arguments
-        self._without_values: set[str] = set()  # names of results on "meta", whose computation has no effect
-        self._constants: dict[str, Any] = {}
+        self._calls: list[Expression] = []
+        self._without_values: set[int] = set()  # calls with a result on "meta", whose computation has no effect
         self._sound = True
         self._entered = False
         self.draws = 0  # that are part of the record
@@ -178,129 +178,134 @@ class Recorder(TorchFunctionMode):
         if not self._sound or _name(func) in _DETERMINED:
             return out
         self._kept.append(out)
-        call = self._call(func, args, kwargs)
-        name, is_new = f"o{len(self._lines)}", id(out) not in self._known
-        if call is None or not self._name_outputs(out, name):
+        number, is_new = len(self._calls), id(out) not in self._known
+        try:
+            parts = tuple(map(self._expression, (*args, *kwargs.values())))
+            self._calls.append((CALL, _BUILTIN.get(func, func), parts, tuple(kwargs)))
+            self._name_outputs(out, (OUTPUT, number, ()))
+        except Unkeyed:
             self._sound = False
-        else:
-            self._lines.append(f"{name} = {call}")
-            self._calls.append((_BUILTIN.get(func, func), args, kwargs))
-            if is_new and isinstance(out, Tensor) and out.is_meta:
-                self._without_values.add(name)
+        if is_new and isinstance(out, Tensor) and out.is_meta:
+            self._without_values.add(number)
         return out
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> str | None:
-        words = [self._word(value) for value in args]
-        named = {name: self._word(value) for name, value in kwargs.items()}
-        if None in words or None in named.values():
-            return None
-        given = [*words, *(f"{name}={word}" for name, word in named.items())]
-        return f"{self._constant(_BUILTIN.get(func, func))}({', '.join(given)})"  # type: ignore[arg-type]
+    def _expression(self, value: Any) -> Expression:
+        """Return the expression for an argument.
 
-    def _word(self, value: Any) -> str | None:
-        """Return the expression for an argument; None if its value may differ in the next call."""
+        Raises:
+            Unkeyed: its value may differ in the next call.
+        """
         if id(value) in self._known:
             return self._known[id(value)]
+        kind = type(value)
+        if kind in (tuple, list, torch.Size):
+            return SEQUENCE, list if kind is list else tuple, tuple(map(self._expression, value))
+        if kind is dict:
+            return DICT, tuple(value), tuple(map(self._expression, value.values()))
         if isinstance(value, (Tensor, float, complex)):
-            return None
-        if type(value) in (tuple, list, torch.Size):
-            words = [self._word(one) for one in value]
-            if None in words:
-                return None
-            inner = "".join(f"{word}, " for word in words)
-            return f"[{inner}]" if type(value) is list else f"({inner})"
-        if type(value) is dict:
-            items = {name: self._word(one) for name, one in value.items()}
-            return None if None in items.values() else f"dict({', '.join(f'{n}={w}' for n, w in items.items())})"
-        if (
-            type(value) is slice
-            or type(value) is bool
-            or type(value) is int
-            or type(value) in CONSTANTS
-            or callable(value)
-        ):
-            return self._constant(value)
-        return None
+            raise Unkeyed
+        if kind in (slice, bool, int) or kind in CONSTANTS or callable(value):
+            return CONSTANT, value, ()
+        raise Unkeyed
 
-    def _name_outputs(self, out: Any, name: str) -> bool:
+    def _name_outputs(self, out: Any, expression: Expression) -> None:
+        """Note the expression for the result of a call, and for what is in it.
+
+        Raises:
+            Unkeyed: it contains what is no plain tensor.
+        """
         if isinstance(out, Tensor):
-            self._known[id(out)] = name
-            return type(out) in (Tensor, nn.Parameter)
+            self._known[id(out)] = expression
         if isinstance(out, (tuple, list)):
-            return all(self._name_outputs(one, f"{name}[{place}]") for place, one in enumerate(out))
-        return out is None
-
-    def _constant(self, value: Any) -> str:
-        name = f"c{len(self._constants)}"
-        self._constants[name] = value
-        return name
+            for place, one in enumerate(out):
+                self._name_outputs(one, (ITEM, place, (expression,)))
+        elif out is not None and type(out) not in (Tensor, nn.Parameter):
+            raise Unkeyed
 
     def program(self, out: Any, batches: list[BatchTensor]) -> Program | None:
-        """Compile the record to a function that returns what the rule returned; None if that is not possible.
+        """Return a function that repeats the calls and returns what the rule returned; None if that is not possible.
 
         out: the result of the rule. batches: those among the arguments, of which `out` may be one.
         """
         if not self._sound:
             return None
-        expression = self._result(out, batches)
-        if expression is None:
+        try:
+            result = self._result(out, batches)
+        except Unkeyed:
             return None
-        body, kept = f"    return {expression}\n", []
-        for line, call in zip(reversed(self._lines), reversed(self._calls), strict=True):
-            name = line.partition(" ")[0]
-            if name not in self._without_values or re.search(rf"\b{name}\b", body):
-                body = f"    {line}\n{body}"
-                kept.append((name, call))
-        source = f"def program(i, b):\n{body}"
-        exec(compile(source, "<duoka replay>", "exec"), self._constants)
-        program: Any = self._constants["program"]
-        program.direct = self._direct(*kept[0], out, batches) if len(kept) == 1 else None
-        return program  # type: ignore[no-any-return]
+        parts, used = [result], set(_outputs_in(result))
+        for number, call in reversed([*enumerate(self._calls)]):
+            is_used = number in used or number not in self._without_values
+            parts.append(call if is_used else (CONSTANT, None, ()))
+            used.update(_outputs_in(parts[-1]))
+        made: Program = BatchTensor.program((SEQUENCE, list, tuple(reversed(parts))), self._count)
+        return made
 
-    def _direct(self, name: str, call: tuple[Any, Any, Any], out: Any, batches: list[BatchTensor]) -> Any:
-        """Describe a program that is a single call, for the engine in C; return None if it is no simple one.
+    def _result(self, out: Any, batches: list[BatchTensor]) -> Expression:
+        """Return the expression for the result.
 
-        Returns:
-            The function; for each argument its place among the inputs (-1: none), and its value if it is constant;
-            the names of the last arguments; the Metas of the batches that are made of what the function returns, a
-            sequence of this type (None: one tensor). In place of the Metas: the index of the batch that is returned.
+        Raises:
+            Unkeyed: it contains an unknown tensor.
         """
-        func, args, kwargs = call
-        words = [self._word(value) or "" for value in (*args, *kwargs.values())]
-        places = [int(word[2:-1]) if re.fullmatch(r"i\[\d+\]", word) else -1 for word in words]
-        constants = ["None" if place >= 0 else word for place, word in zip(places, words, strict=True)]
-        if any(re.search(r"\b([io]\[|o\d)", word) for word in constants):
-            return None
-        values = [eval(word, self._constants) for word in constants]
-        results: Any = next((place for place, batch in enumerate(batches) if out is batch), None)
-        kind = type(out) if type(out) in (tuple, list) else None
-        if results is None:
-            made = [out] if kind is None else out
-            names = [name] if kind is None else [f"{name}[{place}]" for place in range(len(made))]
-            if [type(one) is BatchTensor and self._known.get(id(one._rows)) for one in made] != names:
-                return None
-            results = tuple(one._meta for one in made)
-        return func, tuple(places), tuple(values), tuple(kwargs), results, kind
-
-    def _result(self, out: Any, batches: list[BatchTensor]) -> str | None:
-        """Return the expression for the result; None if it contains an unknown tensor."""
         for place, batch in enumerate(batches):
             if out is batch:
-                return f"b[{place}]"
-        if type(out) is BatchTensor:
-            rows = self._known.get(id(out._rows))
-            return rows and f"{self._constant(BatchTensor.remake)}({rows}, {self._constant(out._meta)})"
-        if type(out) is Tensor:
-            return self._known.get(id(out))
+                return BATCH, place, ()
+        if type(out) is BatchTensor and id(out._rows) in self._known:
+            return MADE, out._meta, (self._known[id(out._rows)],)
+        if type(out) is Tensor and id(out) in self._known:
+            return self._known[id(out)]
         if out is None:
-            return "None"
+            return CONSTANT, None, ()
         if not isinstance(out, (tuple, list)) or isinstance(out, torch.Size):
-            return None
-        parts = [self._result(one, batches) for one in out]
-        if None in parts:
-            return None
-        kind, given = self._constant(type(out)), ", ".join(parts)  # type: ignore[arg-type]
-        return f"{kind}({given})" if hasattr(out, "_fields") else f"{kind}([{given}])"
+            raise Unkeyed
+        return SEQUENCE, type(out), tuple(self._result(one, batches) for one in out)
+
+
+def _outputs_in(expression: Expression) -> Iterator[int]:
+    """Yield the calls whose results an expression contains."""
+    kind, value, parts, *_ = expression
+    if kind == OUTPUT:
+        yield value
+    for part in parts:
+        yield from _outputs_in(part)
+
+
+def in_python(program: Expression, input_count: int) -> Program:
+    """Compile recorded calls to a function. program: a sequence of the calls, and the expression for the result."""
+    constants: dict[str, Any] = {}
+
+    def constant(value: Any) -> str:
+        constants[name := f"c{len(constants)}"] = value
+        return name
+
+    def source(expression: Expression) -> str:
+        kind, value, parts, *names = expression
+        inner = [source(part) for part in parts]
+        if kind in (INPUT, BATCH):
+            return f"{'ib'[kind]}[{value}]"
+        if kind == OUTPUT:
+            return f"o{value}"
+        if kind == ITEM:
+            return f"{inner[0]}[{value}]"
+        if kind == MADE:
+            return f"{constant(BatchTensor.remake)}({inner[0]}, {constant(value)})"
+        if kind == DICT:
+            return f"dict(zip({constant(value)}, [{', '.join(inner)}]))"
+        if kind == CALL:
+            positional = len(inner) - len(names[0])
+            named = [f"{name}={word}" for name, word in zip(names[0], inner[positional:], strict=True)]
+            return f"{constant(value)}({', '.join(inner[:positional] + named)})"
+        if kind == SEQUENCE and value is list:
+            return f"[{', '.join(inner)}]"
+        if kind == SEQUENCE:
+            spread = "*" * hasattr(value, "_fields")  # a named tuple
+            return f"{constant(value)}({spread}[{', '.join(inner)}])"
+        return constant(value)
+
+    *calls, result = program[2]
+    lines = [*(f"o{number} = {source(call)}" for number, call in enumerate(calls)), f"return {source(result)}"]
+    exec(compile("def program(i, b):\n    " + "\n    ".join(lines), "<duoka replay>", "exec"), constants)
+    return constants["program"]  # type: ignore[no-any-return]
 
 
 def remake(rows: Tensor, meta: Meta) -> BatchTensor:

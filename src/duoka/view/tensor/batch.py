@@ -33,8 +33,8 @@ class BatchTensor(Tensor):
         unrecorded: rules that do more than call torch functions on local tensors.
         viewing: rules of functions that may return a view of a batch, or whose strides decide whether they raise.
         computing: rules of what models compute with parameters.
-        dispatch, remake, keep: call a function, make a batch of what a program has computed, and find this program
-            from now on (`dispatch/engine.py`).
+        dispatch, remake, keep, program: call a function, make a batch of what a program has computed, find this
+            program from now on, and make one of recorded calls (`dispatch/engine.py`).
     """
 
     _rows: Tensor
@@ -50,6 +50,7 @@ class BatchTensor(Tensor):
     dispatch: ClassVar[Callable[..., Any]]
     remake: ClassVar[Callable[..., Any]]
     keep: ClassVar[Callable[..., Any]]
+    program: ClassVar[Callable[..., Any]]
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec, strides: Strides | None = None) -> BatchTensor:
