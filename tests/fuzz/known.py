@@ -146,6 +146,13 @@ LAYOUTS = {
         "bits[2, 1] = 7; bytes[4] = 64; numbers[5] = 3",
         "print(x.tolist(), bits.tolist(), bytes.tolist())",
     ),
+    "numbers of a conjugate": on(
+        "(6, 4)",
+        "z = torch.complex(x, x + 1)",
+        "y = z.conj().resolve_conj().numpy()",
+        "row, parts = z.conj()[1], torch.view_as_real(z)[2]",
+        "print(row.tolist(), parts.tolist(), z.real[1].tolist(), z.conj().imag[1].tolist())",
+    ),
     "an array in which only a sign changes": on(
         "(6, 4)", "array = x.zero_().numpy()", "array[2] = -0.0", "print(torch.signbit(x).tolist())"
     ),

@@ -29,7 +29,7 @@ from duoka.errors import Refused
 from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
 from duoka.view.support.transforms import without_modes
 from duoka.view.support.user_code import user_line
-from duoka.view.tensor.strides import Strides, covers, global_distance, same_layout
+from duoka.view.tensor.strides import Strides, covers, global_distance
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
@@ -90,7 +90,7 @@ class AliasedCopy:
         sample = self.strides[self.spec.dim] * self.spec.inner * of  # in bytes, as are all distances here
         if spec.partition is not partition or strides[spec.dim] * spec.inner * size != sample or 0 in rows.shape:
             return None
-        if not same_layout(whole.shape, whole.stride(), self.strides) or rows.is_neg() != self.rows.is_neg():
+        if rows.is_neg() != self.rows.is_neg() or (rows.dtype != self.rows.dtype and self.rows.is_conj()):
             return None
         before = int(rows.storage_offset() * size - self.rows.storage_offset() * of)
         if before < 0:

@@ -18,8 +18,8 @@ from duoka.view.rules.lookup import (
     align,
     argument,
     dtype_of,
+    from_left,
     functions,
-    in_range,
     shape_of,
     sizes_of,
 )
@@ -62,10 +62,7 @@ def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not stacking:
         tensors = _without_nothing(tensors)
     spec, _ = align(tensors)
-    ndim = tensors[0].dim() + stacking
-    if not in_range([dim], ndim):
-        return NotImplemented
-    dim %= ndim
+    (dim,) = from_left([dim], tensors[0].dim() + stacking)
     if any(tensor.dim() != tensors[0].dim() or tensor.shape[spec.dim] != spec.size for tensor in tensors):
         return NotImplemented
     rows = [tensor._local if isinstance(tensor, BatchTensor) else spec.local_rows(tensor) for tensor in tensors]

@@ -36,9 +36,11 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: st
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
-def in_range(dims: Iterable[Any], ndim: int) -> bool:
-    """Return True if a tensor of `ndim` dimensions has these; for others torch raises IndexError."""
-    return all(isinstance(dim, int) and -ndim <= dim < ndim for dim in dims)
+def from_left(dims: Iterable[Any], ndim: int) -> list[int]:
+    """Return dimensions counted from the left; raise NotByRows for those of which torch raises an error."""
+    if not all(isinstance(dim, int) and -ndim <= dim < ndim for dim in dims):
+        raise NotByRows
+    return [dim % ndim for dim in dims]
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:

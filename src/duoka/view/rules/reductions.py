@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.view.rules import norms, spread
-from duoka.view.rules.lookup import Function, argument, functions, in_range, wrap
+from duoka.view.rules.lookup import Function, argument, from_left, functions, wrap
 from duoka.view.rules.pointwise import pointwise
 from duoka.view.tensor.batch import BatchTensor, Rule
 
@@ -33,10 +33,7 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     ):
         return NotImplemented
     dims, keepdim = _dims_of(name, batch, args, kwargs)
-    if dims is not None:
-        if not in_range(dims, batch.dim()):
-            return NotImplemented
-        dims = [dim % batch.dim() for dim in dims]
+    dims = dims and from_left(dims, batch.dim())
     if dims is None or (batch._spec.dim in dims):
         if name in spread.NAMES:
             return spread.spread(name, batch, dims, keepdim, spread.correction_of(args, kwargs))

@@ -13,15 +13,26 @@ from torch.nn import functional as F
 from duoka.errors import Refused
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.blocks import repeat_interleave, split
-from duoka.view.rules.lookup import Function, argument, functions, getters, ndim_of, rows_in, shape_of, sizes_of, wrap
+from duoka.view.rules.lookup import (
+    Function,
+    NotByRows,
+    argument,
+    functions,
+    getters,
+    ndim_of,
+    rows_in,
+    shape_of,
+    sizes_of,
+    wrap,
+)
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import covers
 
 
-def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
-    """Return the placement after a reshape from global `shape` to global `target`; None if rows are torn apart.
+def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec:
+    """Return the placement after a reshape of global `shape` to `target`; raise NotByRows if rows are torn apart.
 
     The samples (n) must stay in one dimension of the target, of size outer * n * inner. The sizes to the left of it,
     multiplied with `outer`, must be the number of elements that precede the samples in `shape`.
@@ -33,9 +44,9 @@ def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -
         if left * size > before and before % left == 0 and size % (outer * n) == 0:
             return replace(spec, dim=dim, outer=outer, inner=size // (outer * n))
         if before % (left * size) != 0:
-            return None
+            break
         left *= size
-    return None
+    raise NotByRows
 
 
 def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
@@ -48,8 +59,6 @@ def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
     if prod(target) != total or total == 0:
         return NotImplemented
     spec = place_after_reshape(shape, batch._spec, target)
-    if spec is None:
-        return NotImplemented
     target[spec.dim] = spec.local_size
     return BatchTensor(batch._local.reshape(target), spec)
 
