@@ -129,6 +129,42 @@ def two_models_in_turn(run: duoka.Run) -> Any:
     return weights(generator, critic)
 
 
+class Recomputed(torch.autograd.Function):
+    """Computes a module again in the backward pass, as diffusion models do, and solvers by the adjoint method."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, x: Tensor, *parameters: Tensor) -> Any:
+        ctx.module, ctx.parameters = module, parameters[1:]
+        ctx.save_for_backward(x, *parameters[:1])
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, first = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.module(x)
+        return None, *torch.autograd.grad(out, [x, first, *ctx.parameters], gradient, allow_unused=True)
+
+
+@program
+def recomputed_by_a_function_that_is_given_the_parameters(run: duoka.Run) -> Any:
+    first, second = (
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh()),
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)),
+    )
+    model = run.model(nn.Sequential(first, second))
+    found = []
+    for x, y in batches(run):
+        model.zero_grad()
+        hidden = Recomputed.apply(first, x, *first.parameters())
+        out = Recomputed.apply(second, hidden, *second.parameters())
+        F.cross_entropy(out + model(x), y).backward()
+        found.append(gradients(model))
+    return found
+
+
 @program
 def a_penalty_on_slopes_through_batch_norm(run: duoka.Run) -> Any:
     model = run.model(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8)))

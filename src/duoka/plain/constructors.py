@@ -43,11 +43,14 @@ def install(session: Session) -> None:
     def make_apply(original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = original.__get__(None, cls)
-            has_batch = any(isinstance(value, BatchTensor) for value in args)
-            if has_batch and cls.__module__.startswith(_KEEPING_ROWS):
+            if not any(isinstance(value, BatchTensor) for value in args):
+                with whole_modules(cls):
+                    return bound(*args, **kwargs)
+            if cls.__module__.startswith(_KEEPING_ROWS):
                 return _of_rows(bound, args)
             with whole_modules(cls):
-                if not has_batch:
+                args = tuple(map(_unsharded, args))
+                if not any(isinstance(value, BatchTensor) for value in args):
                     return bound(*args, **kwargs)
                 return compute_opaque(names_of_class(cls), bound, args, kwargs)
 
@@ -86,6 +89,17 @@ def install(session: Session) -> None:
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
 _KEEPING_ROWS = "torch.distributed.fsdp"  # its Functions return their tensors unchanged
+
+
+def _unsharded(value: Any) -> Any:
+    """Return a sharded parameter as its unsharded tensor, which names it: a Function may ask for its gradient."""
+    unshard = getattr(value, "duoka_unsharded", None)
+    if unshard is None:
+        return value
+    tensor = unshard()
+    if tensor.requires_grad:
+        tensor.duoka_parameter = value
+    return tensor
 
 
 def _of_rows(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:

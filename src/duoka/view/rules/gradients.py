@@ -171,7 +171,11 @@ _REST = ["retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grad
 
 
 def uses(of: Tensor, view: View) -> list[Tensor]:
-    """Return the tensors whose gradients make up that of a tensor: a batch's rows, or the aliases of a leaf."""
+    """Return the tensors whose gradients make up that of a tensor: a batch's rows, or the aliases of a leaf.
+
+    Of an unsharded parameter that a Function was given, they are the rows of the sharded one.
+    """
+    of = getattr(of, "duoka_parameter", of)
     if isinstance(of, BatchTensor):
         return _own([of])
     aliases = [one.alias(of) for one in view.siblings] if of.is_leaf else []
@@ -185,6 +189,9 @@ _grad: Any = Tensor.grad
 def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor | None:
     """Combine the gradients of `uses` into that of the tensor."""
     own = view.shares
+    if (parameter := getattr(of, "duoka_parameter", None)) is not None:
+        sharded = _true_gradient(found, parameter, view)
+        return sharded.full_tensor() if isinstance(sharded, BatchTensor) else sharded
     if not isinstance(of, BatchTensor):
         # The leaf itself was used outside of shares, or among rows if each rank has one share.
         parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
