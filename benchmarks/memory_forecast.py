@@ -18,9 +18,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from duoka.devices import inventory
 from duoka.forecasting.memory.forecast import STEPS, MemoryRequest, forecast_memory, layouts
 from duoka.forecasting.memory.recorder import Storages
+from duoka.hardware import inventory
 from duoka.planning.options import Options
 from duoka.planning.plan import Plan, decide
 from duoka.script import Target

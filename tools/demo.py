@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from duoka.devices import inventory
+from duoka.hardware import inventory
 
 SCRIPT = Path("examples/digits.py")
 TOLERANCE = 1e-5  # of the largest weight: sums in another order differ in the last places

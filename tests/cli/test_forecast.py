@@ -6,11 +6,11 @@ import pytest
 
 from duoka.cli.forecast import _growing, _named, forecast
 from duoka.cli.trial import decide_and_take
-from duoka.devices.choice import choose
-from duoka.devices.gpu import Device, Gpu
-from duoka.devices.inventory import Inventory
-from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError
+from duoka.hardware.choice import choose
+from duoka.hardware.gpu import Device, Gpu
+from duoka.hardware.inventory import Inventory
+from duoka.hardware.spec import parse
 from duoka.planning.options import Options
 from duoka.planning.plan import Kind, Plan
 from duoka.script import Target

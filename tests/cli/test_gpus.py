@@ -19,7 +19,7 @@ import pytest
 from duoka.cli import main
 from duoka.watching import record
 from duoka.watching.record import PublishedRun
-from tests.devices.driver import play
+from tests.hardware.driver import play
 from tests.launchers.made import plan
 
 SIZE = ("COLUMNS", "LINES")

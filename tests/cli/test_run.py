@@ -11,11 +11,11 @@ import pytest
 
 from duoka.cli import main, run
 from duoka.cli.run import command
-from duoka.devices import locks
+from duoka.hardware import locks
 from duoka.planning.options import Options
 from duoka.script import Target
-from tests.devices.driver import play
 from tests.flows.flow import surroundings
+from tests.hardware.driver import play
 
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """

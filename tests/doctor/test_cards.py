@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.devices import inventory
-from duoka.devices.vendors import nvidia
-from duoka.devices.vendors.nvidia import Link
 from duoka.doctor.cards import check_card, check_links, examine
-from tests.devices.driver import play
+from duoka.hardware import inventory
+from duoka.hardware.vendors import nvidia
+from duoka.hardware.vendors.nvidia import Link
+from tests.hardware.driver import play
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from duoka import doctor
 from duoka.cli import main
 from duoka.cli.doctor import lines, summary
 from duoka.doctor.finding import Finding
-from tests.devices.driver import play
+from tests.hardware.driver import play
 
 SUBJECTS = {name: place for name, place in doctor.SUBJECTS.items() if name != "exchange"}
 

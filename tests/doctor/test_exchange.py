@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from duoka.devices import inventory, locks
 from duoka.doctor import exchange
 from duoka.doctor.exchange import AllReduceTimes, examine, free, judge
-from tests.devices.driver import play
+from duoka.hardware import inventory, locks
+from tests.hardware.driver import play
 
 
 def test_two_processes_are_measured() -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from duoka.devices import inventory
-from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory
 from duoka.doctor.nvidia import check_cuda, check_driver, check_kernels
-from tests.devices.driver import play
+from duoka.hardware import inventory
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.inventory import Inventory
+from tests.hardware.driver import play
 
 CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
 

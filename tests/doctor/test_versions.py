@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory
 from duoka.doctor.versions import check_engine, check_torch, check_tried, check_vendor, examine
-from tests.devices.driver import play
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.inventory import Inventory
+from tests.hardware.driver import play
 
 CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from duoka.devices.gpu import Device
 from duoka.forecasting.forecast import Forecast, ForecastRequest, TimedRun
 from duoka.forecasting.timer import Timing
+from duoka.hardware.gpu import Device
 from duoka.planning.options import Options
 from duoka.planning.plan import Kind, Plan
 from duoka.script import Target

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka import plain
-from duoka.devices.gpu import Device
+from duoka.hardware.gpu import Device
 from duoka.plain import session
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom

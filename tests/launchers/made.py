@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-from duoka.devices.gpu import Device
+from duoka.hardware.gpu import Device
 from duoka.launchers.workers import Worker
 from duoka.planning.plan import Kind, Plan
 from duoka.script import Target

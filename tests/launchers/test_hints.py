@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from duoka.devices.gpu import Device
+from duoka.hardware.gpu import Device
 from duoka.launchers.hints import hints
 from duoka.planning.options import Machines
 from duoka.planning.plan import Kind, Plan

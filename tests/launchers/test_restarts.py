@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from duoka.checkpoint.preemption import AGAIN as SAVED
-from duoka.devices.gpu import Device, Gpu
-from duoka.devices.inventory import Inventory
+from duoka.hardware.gpu import Device, Gpu
+from duoka.hardware.inventory import Inventory
 from duoka.launchers import restarts
 from duoka.launchers.processes import Signals
 from duoka.launchers.restarts import AGAIN, cause, is_fault, next_plan, part_to_try, with_restarts

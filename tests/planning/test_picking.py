@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import duoka
-from duoka.devices import locks
 from duoka.errors import DeviceError, DevicesBusy, OptionError
-from tests.devices.driver import play
+from duoka.hardware import locks
+from tests.hardware.driver import play
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def test_cpus() -> None:
     assert duoka.devices("cpu:2") == (torch.device("cpu"), torch.device("cpu"))
 
 
-def test_the_package_of_that_name_is_still_there() -> None:
-    import duoka.devices.spec
+def test_no_module_hides_the_function() -> None:
+    import duoka.hardware.spec
+    import duoka.planning.picking
 
-    assert duoka.devices.spec.parse("cpu").count == 1
-    assert len(duoka.devices("cpu")) == 1
+    assert duoka.devices is duoka.planning.picking.devices
 
 
 @pytest.mark.usefixtures("eight")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from duoka.devices.inventory import Gpu, Inventory
 from duoka.errors import DeviceError, OptionError, ScriptError
+from duoka.hardware.inventory import Gpu, Inventory
 from duoka.planning import describing
 from duoka.planning.describing import details
 from duoka.planning.options import Machines, Options

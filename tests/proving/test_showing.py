@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.devices.gpu import Device
+from duoka.hardware.gpu import Device
 from duoka.proving.comparing import Bound, Gap, RunComparison, judge
 from duoka.proving.proof import Outcome, Proof, ProofRequest, ScriptRun
 from duoka.proving.showing import page

@@ -2,7 +2,7 @@
 
 A process with SIMULATED_CARDS=2 and `tests/simulated/site` in PYTHONPATH has two cards. torch.cuda's own Python runs
 over functions of torch._C that `cards.py` defines; an operator runs the CPU's kernel over the same memory
-(`operators.hpp`); NCCL is gloo (`nccl.hpp`); the driver is the fake of `tests/devices/driver.py`. By hand:
+(`operators.hpp`); NCCL is gloo (`nccl.hpp`); the driver is the fake of `tests/hardware/driver.py`. By hand:
 
     .venv/bin/python -m tests.simulated duoka run --devices 0,1 train.py
     .venv/bin/python -m tests.simulated python train.py

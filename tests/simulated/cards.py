@@ -29,7 +29,7 @@ WORD = os.environ.get("SIMULATED_DEVICE", "cuda")
 NUMBER = {"cuda": 1, "npu": 20}[WORD]  # torch's, of this type of device
 ASCEND = Path(__file__).parent / "ascend"
 NAME, CAPABILITY = "Simulated GPU", (8, 0)
-DRIVER = Path(__file__).parents[1] / "devices/driver.py"
+DRIVER = Path(__file__).parents[1] / "hardware/driver.py"
 
 
 def install() -> None:
@@ -498,7 +498,7 @@ CUDA_ONLY: dict[str, Callable[[Any], None]] = {
 }
 BEFORE = {"torch.cuda": before_cuda, "torch.distributed.distributed_c10d": before_c10d} if WORD == "cuda" else {}
 AFTER = {"torch.optim.optimizer": after_optimizer}
-AFTER |= CUDA_ONLY if WORD == "cuda" else {"duoka.devices.vendors.ascend": after_ascend}
+AFTER |= CUDA_ONLY if WORD == "cuda" else {"duoka.hardware.vendors.ascend": after_ascend}
 
 
 class _Loader(importlib.abc.Loader):

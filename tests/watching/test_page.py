@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duoka.devices.gpu import Gpu
+from duoka.hardware.gpu import Gpu
 from duoka.supervision.rings import LoggedValue
 from duoka.watching import history as histories
 from duoka.watching.history import MOST, SHORTEST, History, RunEvent

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from duoka.devices.gpu import Gpu
+from duoka.hardware.gpu import Gpu
 from duoka.watching.watcher import UNEVEN, WINDOW, RunState, RunWatcher, findings
 from tests.watching.made import record, sample
 

@@ -38,8 +38,8 @@ from duoka.checkpoint.directory import INDEX, OWN_FILE, TREES, FileEntry, Manife
 from duoka.checkpoint.saving import index_text, part_names
 from duoka.checkpoint.sharded import Layout, lay_out
 from duoka.checkpoint.states import SavedState
-from duoka.devices.accelerator import has_streams
 from duoka.errors import CheckpointError
+from duoka.hardware.accelerator import has_streams
 from duoka.view.copies import wait_for_copies
 
 TENSORS = "states.safetensors"  # the tensors of all states without a file of their own

@@ -29,8 +29,8 @@ from duoka.cli.trial import (
     to_the_end,
     write_report,
 )
-from duoka.devices import inventory
 from duoka.errors import OptionError
+from duoka.hardware import inventory
 from duoka.planning.describing import described_rows
 from duoka.planning.options import Options
 from duoka.planning.plan import Kind, Plan

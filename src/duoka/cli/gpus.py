@@ -13,11 +13,11 @@ from functools import partial
 
 import click
 
-from duoka.devices import inventory, machine, table
-from duoka.devices.allocation import with_holders
-from duoka.devices.gpu import Gpu
-from duoka.devices.locks import Locks
 from duoka.errors import DeviceError
+from duoka.hardware import inventory, machine, table
+from duoka.hardware.allocation import with_holders
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.locks import Locks
 from duoka.watching.record import published_runs
 
 STEP = 1.0  # seconds between two updates

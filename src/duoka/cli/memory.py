@@ -10,10 +10,10 @@ from dataclasses import replace
 import click
 
 from duoka.cli.trial import own_ranks_error, sayer, to_the_end
-from duoka.devices import inventory
-from duoka.devices.choice import memory_of_each
-from duoka.devices.spec import parse
 from duoka.errors import AskedError, DuokaError, OptionError
+from duoka.hardware import inventory
+from duoka.hardware.choice import memory_of_each
+from duoka.hardware.spec import parse
 from duoka.planning.options import ONE_MACHINE, Options, memory_size
 from duoka.planning.plan import Kind, Plan, decide
 from duoka.system import environment

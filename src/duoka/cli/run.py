@@ -26,12 +26,12 @@ from duoka.cli.script_command import (
     options_of,
 )
 from duoka.cli.trial import to_the_end
-from duoka.devices import inventory
-from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
-from duoka.devices.locks import Locks
-from duoka.devices.spec import parse
 from duoka.engines import slurm, torchrun
 from duoka.errors import MISSING, OptionError
+from duoka.hardware import inventory
+from duoka.hardware.allocation import Allocation, AllocationRequest, allocate, with_holders
+from duoka.hardware.locks import Locks
+from duoka.hardware.spec import parse
 from duoka.planning import options
 from duoka.planning.describing import details, header
 from duoka.planning.options import Machines, Options

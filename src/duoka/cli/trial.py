@@ -12,11 +12,11 @@ from pathlib import Path
 
 from duoka import engines
 from duoka.cli.script_command import PATH, Groups, option
-from duoka.devices import inventory
-from duoka.devices.allocation import with_holders
-from duoka.devices.locks import HeldLocks, Locks
-from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError
+from duoka.hardware import inventory
+from duoka.hardware.allocation import with_holders
+from duoka.hardware.locks import HeldLocks, Locks
+from duoka.hardware.spec import parse
 from duoka.planning.describing import header
 from duoka.planning.options import Options
 from duoka.planning.plan import Plan, decide

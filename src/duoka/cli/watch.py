@@ -13,9 +13,9 @@ from functools import partial
 import click
 
 from duoka.cli.gpus import signals_that_end
-from duoka.devices import inventory
-from duoka.devices.gpu import Gpu
 from duoka.errors import OptionError
+from duoka.hardware import inventory
+from duoka.hardware.gpu import Gpu
 from duoka.system.messages import printable
 from duoka.watching import showing
 from duoka.watching.page import WatchedRun, serving

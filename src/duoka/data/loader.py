@@ -15,8 +15,8 @@ from duoka.data.order import PieceSampler, drawing_from, generator_states
 from duoka.data.pieces import Pieces
 from duoka.data.prefetch import to_device
 from duoka.data.sources import BatchSource, ContextFactory, choose
-from duoka.devices.accelerator import has_streams
 from duoka.errors import OptionError
+from duoka.hardware.accelerator import has_streams
 from duoka.origins.process import this_process
 from duoka.planning.options import Loading
 from duoka.view.view import View

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.devices.accelerator import has_streams
+from duoka.hardware.accelerator import has_streams
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.tensor.batch import BatchTensor
 

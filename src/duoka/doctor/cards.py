@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from duoka.devices import inventory
-from duoka.devices.allocation import with_holders
-from duoka.devices.choice import user_of
-from duoka.devices.gpu import Gpu
-from duoka.devices.locks import Locks
-from duoka.devices.vendors import nvidia
-from duoka.devices.vendors.nvidia import Link
 from duoka.doctor.finding import Finding
+from duoka.hardware import inventory
+from duoka.hardware.allocation import with_holders
+from duoka.hardware.choice import user_of
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.locks import Locks
+from duoka.hardware.vendors import nvidia
+from duoka.hardware.vendors.nvidia import Link
 
 HOT = 85  # °C; GPUs lower their clock rate from about here
 

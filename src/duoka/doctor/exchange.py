@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from duoka.devices import inventory
-from duoka.devices.allocation import with_holders
-from duoka.devices.choice import user_of
-from duoka.devices.gpu import Device, Gpu
-from duoka.devices.locks import Locks
-from duoka.devices.vendors import nvidia, variables_for
 from duoka.doctor.finding import Finding
+from duoka.hardware import inventory
+from duoka.hardware.allocation import with_holders
+from duoka.hardware.choice import user_of
+from duoka.hardware.gpu import Device, Gpu
+from duoka.hardware.locks import Locks
+from duoka.hardware.vendors import nvidia, variables_for
 from duoka.system import environment
 from duoka.system.libc import die_with
 

@@ -7,8 +7,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from duoka.devices import cgroup, machine
 from duoka.doctor.finding import Finding, Level
+from duoka.hardware import cgroup, machine
 from duoka.system import environment
 
 GIB = 1 << 30

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory
-from duoka.devices.vendors.report import on_bus
 from duoka.doctor.finding import Finding
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.inventory import Inventory
+from duoka.hardware.vendors.report import on_bus
 
 
 def examine(machine: Inventory) -> Iterator[Finding]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Container, Iterator, Sequence
 
-from duoka.devices import inventory
-from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory
 from duoka.doctor import nvidia
 from duoka.doctor.finding import Finding
+from duoka.hardware import inventory
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.inventory import Inventory
 from duoka.private.lookup import OLDEST_TORCH, numbers, untested
 
 TRIED: frozenset[str] = frozenset()  # names of GPUs on which `make gpu` has passed

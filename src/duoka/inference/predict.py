@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from duoka.devices.inventory import cores
 from duoka.errors import AskedError, BatchFailed, DuokaError, OptionError
+from duoka.hardware.inventory import cores
 from duoka.inference.batches import Batch, batches, stack
 from duoka.inference.replicas import InlinePool, Replica, ThreadPool, calling, replicate
 from duoka.origins.process import this_process

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from duoka.devices.vendors import FAULTS
 from duoka.errors import AskedError, RunError, TimedOut
+from duoka.hardware.vendors import FAULTS
 from duoka.inference.batches import Batch, each_leaf, slice_rows, split_rows
 from duoka.private.texts import NO_MEMORY, says
 from duoka.system.libc import raise_in_thread

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from duoka import engines
-from duoka.devices.allocation import AllocationRequest, allocate
-from duoka.devices.inventory import Inventory
-from duoka.devices.spec import parse
 from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
+from duoka.hardware.allocation import AllocationRequest, allocate
+from duoka.hardware.inventory import Inventory
+from duoka.hardware.spec import parse
 from duoka.launchers.local import RunContext, attempt
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals
@@ -125,7 +125,7 @@ def _forks_can_use_gpus() -> bool:
     """Return whether GPUs work in forks of this process: not after their first call, also one that only asks."""
     if "torch" not in sys.modules:
         return True
-    from duoka.devices import accelerator
+    from duoka.hardware import accelerator
     from duoka.private.torch import is_in_bad_fork
 
     module = accelerator.module()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from duoka.devices.vendors import NO_GPU
+from duoka.hardware.vendors import NO_GPU
 from duoka.planning.plan import Kind, Plan
 from duoka.script.files import STANDARD_INPUT
 

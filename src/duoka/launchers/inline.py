@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 
-from duoka.devices.vendors import variables_for
 from duoka.errors import AskedError, DuokaError, ScriptError
+from duoka.hardware.vendors import variables_for
 from duoka.launchers.hints import memory_hints
 from duoka.launchers.worker import local_rank_args, origin_of, run_plain_alone, set_threads
 from duoka.network.keys import Key

@@ -22,8 +22,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from duoka.devices import inventory
 from duoka.errors import WorkerFailed
+from duoka.hardware import inventory
 from duoka.launchers.hangs import (
     IdleClock,
     Limits,

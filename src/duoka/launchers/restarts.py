@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from duoka import errors
-from duoka.devices.inventory import Inventory, units
+from duoka.hardware.inventory import Inventory, units
 from duoka.launchers.hints import MEMORY
 from duoka.launchers.processes import Signals, signal_name
 from duoka.launchers.verdict import Verdict

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duoka.devices.vendors import variables_for
+from duoka.hardware.vendors import variables_for
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
 from duoka.planning.plan import Device, Kind, Plan
@@ -346,7 +346,7 @@ def _run_and_record(worker: WorkerArguments, info: RankInfo) -> Ending:
 def _wait_for_gpu() -> None:
     """Wait for the kernels that still run: an error of theirs is raised here, or nowhere."""
     if "torch" in sys.modules:
-        from duoka.devices import accelerator
+        from duoka.hardware import accelerator
 
         if module := accelerator.in_use():
             module.synchronize()

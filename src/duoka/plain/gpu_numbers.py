@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.devices import accelerator
-from duoka.devices.vendors import TYPES
+from duoka.hardware import accelerator
+from duoka.hardware.vendors import TYPES
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.private.torch import DEVICE_CONTEXT, constructors, device_index_functions

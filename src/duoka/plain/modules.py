@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from duoka.devices.vendors import TYPES
+from duoka.hardware.vendors import TYPES
 from duoka.plain.session import Session
 from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints
 from duoka.view.modules.recomputing import on_rows

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from duoka.devices import accelerator
+from duoka.hardware import accelerator
 from duoka.plain.session import Session
 from duoka.private.torch import tree_map_only
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from duoka.devices import accelerator
 from duoka.errors import Refused
+from duoka.hardware import accelerator
 from duoka.plain.session import Session
 from duoka.view.support.user_code import user_line
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from itertools import groupby
 
-from duoka.devices.gpu import Device
+from duoka.hardware.gpu import Device
 from duoka.planning.options import Machines
 from duoka.planning.plan import STRATEGIES, Plan
 from duoka.script import Kind

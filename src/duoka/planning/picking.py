@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 import torch
 
-from duoka.devices.allocation import AllocationRequest, allocate
-from duoka.devices.choice import Choice, allowed_gpus, choose
-from duoka.devices.gpu import Device
-from duoka.devices.inventory import Inventory
-from duoka.devices.locks import HeldLocks
-from duoka.devices.spec import parse
-from duoka.devices.vendors import variables_for
 from duoka.errors import DeviceError
+from duoka.hardware.allocation import AllocationRequest, allocate
+from duoka.hardware.choice import Choice, allowed_gpus, choose
+from duoka.hardware.gpu import Device
+from duoka.hardware.inventory import Inventory
+from duoka.hardware.locks import HeldLocks
+from duoka.hardware.spec import parse
+from duoka.hardware.vendors import variables_for
 from duoka.planning.options import waiting
 from duoka.system import environment
 from duoka.system.messages import say

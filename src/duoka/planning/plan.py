@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from duoka import script
-from duoka.devices import spec
-from duoka.devices.choice import Choice, choose
-from duoka.devices.gpu import Device, Gpu
-from duoka.devices.inventory import Inventory, units
 from duoka.errors import OptionError
+from duoka.hardware import spec
+from duoka.hardware.choice import Choice, choose
+from duoka.hardware.gpu import Device, Gpu
+from duoka.hardware.inventory import Inventory, units
 from duoka.planning.options import (
     ONE_MACHINE,
     Machines,

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from duoka import engines
-from duoka.devices.spec import parse
 from duoka.errors import DuokaError, OptionError, TimedOut, WorkerFailed
+from duoka.hardware.spec import parse
 from duoka.origins.process import this_process
 from duoka.planning.options import MOST_MACHINES, waiting
 from duoka.system import environment

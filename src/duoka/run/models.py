@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from duoka.devices.accelerator import memory_of
 from duoka.errors import OptionError
+from duoka.hardware.accelerator import memory_of
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
 from duoka.run.agreement import check_same, gather_objects

@@ -14,9 +14,9 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from duoka.devices import accelerator
-from duoka.devices.vendors import TYPES, visible
 from duoka.errors import DeviceError, OptionError
+from duoka.hardware import accelerator
+from duoka.hardware.vendors import TYPES, visible
 from duoka.origins.forked import Forked
 from duoka.origins.origin import Origin, find_origin
 from duoka.origins.process import this_process

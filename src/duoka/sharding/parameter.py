@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.devices.vendors import TYPES
 from duoka.errors import Refused
+from duoka.hardware.vendors import TYPES
 from duoka.private.torch import (
     TYPES_AGREE,
     TYPES_IN_ONE_CALL,

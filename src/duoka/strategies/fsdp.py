@@ -21,8 +21,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.devices.accelerator import best, memory_of
 from duoka.errors import Refused
+from duoka.hardware.accelerator import best, memory_of
 from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from duoka.devices.accelerator import has_streams
+from duoka.hardware.accelerator import has_streams
 
 
 def wait_for_copies(device: torch.device | None) -> None:

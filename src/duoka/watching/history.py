@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, field, fields
 from statistics import fmean
 from typing import NamedTuple
 
-from duoka.devices.gpu import Gpu
+from duoka.hardware.gpu import Gpu
 from duoka.supervision.rings import LoggedValue, ScriptOutput
 from duoka.watching.progress import OutputReader
 from duoka.watching.sample import SILENT, Parts, RankSample, RunSample, parts

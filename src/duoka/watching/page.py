@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import parse_qs, urlsplit
 
-from duoka.devices.gpu import Gpu
+from duoka.hardware.gpu import Gpu
 from duoka.planning.plan import Plan
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.messages import duration, in_words, per_second, printable

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from itertools import groupby
 
-from duoka.devices.gpu import Gpu
+from duoka.hardware.gpu import Gpu
 from duoka.supervision.status_board import name_ranks
 from duoka.watching.progress import OutputReader, Position, read_position
 from duoka.watching.record import RunRecord, open_board, take

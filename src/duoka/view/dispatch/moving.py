@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.devices import accelerator
+from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves
 from duoka.view.tensor.batch import BatchTensor, may_write
 

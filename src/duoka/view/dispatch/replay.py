@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from duoka.devices.vendors import TYPES
+from duoka.hardware.vendors import TYPES
 from duoka.private.torch import WithoutTorchFunctions
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.tensor.spec import Meta

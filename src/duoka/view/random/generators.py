@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duoka.devices import accelerator
+from duoka.hardware import accelerator
 
 _MT19937 = 2500  # bytes of the state of numpy's generator: 624 words and a position
 

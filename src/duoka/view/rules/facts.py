@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.devices.vendors import TYPES
+from duoka.hardware.vendors import TYPES
 from duoka.private.torch import AsPlainTensors
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.devices.vendors import TYPES
+from duoka.hardware.vendors import TYPES
 from duoka.view.rules.lookup import (
     Function,
     align,

@@ -1,0 +1,170 @@
+"""Allocate devices in one step for all processes of a user: read the inventory, choose, lock, queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from duoka.errors import AskedError, DeviceError, DevicesBusy
+from duoka.hardware import inventory
+from duoka.hardware.choice import allowed_gpus, by_preference, choose, large_enough, why_unavailable
+from duoka.hardware.gpu import Device, Gpu
+from duoka.hardware.inventory import Inventory, units
+from duoka.hardware.locks import HeldLocks, Locks, QueueEntry
+from duoka.hardware.spec import Request, parse
+
+T = TypeVar("T")
+
+STEP = 2.0  # seconds between two attempts
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationRequest:
+    """A request for devices. command: the one that makes it."""
+
+    request: Request
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation(Generic[T]):
+    """A decision, and the locks on its GPUs. notes: other users of them, or why they cannot be locked."""
+
+    decided: T
+    locks: HeldLocks
+    notes: tuple[str, ...] = ()
+
+
+def allocate(
+    asked: AllocationRequest,
+    decide: Callable[[Inventory], T],
+    devices: Callable[[T], Sequence[Device]],
+    wait: float,
+    say: Callable[[str], None],
+) -> Allocation[T]:
+    """Decide from the inventory of this machine, and lock the GPUs before another run can.
+
+    Args:
+        asked: shown to others in the queue.
+        decide: called with the inventory, including holders; called again after each wait.
+        devices: returns the devices of a decision.
+        wait: seconds to queue until they are free; 0 does not wait.
+        say: called with the users of the devices, whenever these change.
+
+    Raises:
+        DevicesBusy: others use the devices, and the time to wait is over.
+        DeviceError: GPUs are to be picked but locks cannot be used; or raised by `decide`.
+    """
+    queue_number: int | None = None  # in the queue
+
+    def look() -> Allocation[T]:
+        nonlocal queue_number
+        seen = inventory.read(asked.request.type)
+        with Locks() as locks:
+            known = with_holders(seen, locks, queue_number)
+            try:
+                decided = decide(known)
+                names = [device.uuid for device in devices(decided) if device.uuid]
+                if wait > 0:
+                    _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], asked.request)
+            except DevicesBusy:
+                if wait > 0 and queue_number is None and not locks.problem:
+                    queue_number, ticket = locks.join(str(asked.request), seen.visible, asked.command)
+                    waiting.enter_context(ticket)
+                raise
+            if names and asked.request.pick and locks.problem:
+                raise DeviceError(f"--devices {asked.request}: {locks.problem}; give GPU numbers instead")
+            held, others = locks.hold(names, asked.command)
+        also = [
+            f"{device} is also used by {others[device.uuid].command} (pid {others[device.uuid].pid})"
+            for device in devices(decided)
+            if device.uuid in others
+        ]
+        return Allocation(decided, held, (*also, *([locks.problem] if names and locks.problem else [])))
+
+    with ExitStack() as waiting:
+        return until_free(look, wait, say)
+
+
+def with_holders(seen: Inventory, locks: Locks, queue_number: int | None = None) -> Inventory:
+    """Set each GPU's holder, and the process for which it is reserved: one in the queue before `queue_number`."""
+
+    def held(gpu: Gpu) -> Gpu:
+        return replace(gpu, holder=locks.holder(gpu.uuid), parts=tuple(map(held, gpu.parts)))
+
+    known = replace(seen, gpus=tuple(map(held, seen.gpus)))
+    for waiting in locks.queue():
+        if queue_number is None or waiting.number < queue_number:
+            known = _reserve_for(waiting, known)
+    return known
+
+
+def _reserve_for(waiting: QueueEntry, known: Inventory) -> Inventory:
+    """Reserve the GPUs that a queued process would get: as many of the free ones as it requests."""
+    names = {gpu.uuid for gpu in _would_get(waiting, known)}
+
+    def kept(gpu: Gpu) -> Gpu:
+        awaited = waiting.holder if gpu.uuid in names else gpu.awaited
+        return replace(gpu, awaited=awaited, parts=tuple(map(kept, gpu.parts)))
+
+    return replace(known, gpus=tuple(map(kept, known.gpus)))
+
+
+def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
+    try:
+        request, known = parse(waiting.request), replace(known, visible=waiting.visible)
+        if not request.pick:
+            named = {device.uuid for device in choose(request, known).devices}
+            return [gpu for gpu in units(known.gpus) if gpu.uuid in named and not why_unavailable(gpu, request)]
+        allowed, _ = allowed_gpus(known)
+        may = {gpu.uuid for card in allowed for gpu in (card, *card.parts)}
+    except AskedError:  # of another version of duoka, or its GPUs no longer exist: it will fail by itself
+        return []
+    able = large_enough(request, [gpu for gpu in units(known.gpus) if gpu.uuid in may and not gpu.problem])
+    if request.count is None or len(able) < request.count:  # it cannot succeed
+        return []
+    return by_preference(gpu for gpu in able if not why_unavailable(gpu, request))[: request.count]
+
+
+def _check_free(gpus: Sequence[Gpu], request: Request) -> None:
+    """Raise DevicesBusy if one is in use: a queued process waits also for GPUs that it named."""
+    users = "; ".join(f"GPU {gpu.number}: {why}" for gpu in gpus if (why := why_unavailable(gpu, request)))
+    if users:
+        raise DevicesBusy(f"--devices {request}: {users}", users)
+
+
+def until_free(
+    take: Callable[[], T],
+    limit: float,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Call `take` until it does not raise DevicesBusy, and return its result.
+
+    Args:
+        take: reads the inventory and locks devices.
+        limit: seconds to wait; 0 does not wait.
+        say: called with the users of the devices, whenever these change.
+        sleep: waits between two attempts.
+        clock: monotonic seconds.
+
+    Raises:
+        DevicesBusy: the time is over.
+    """
+    deadline = clock() + limit
+    users = ""
+    while True:
+        try:
+            return take()
+        except DevicesBusy as busy:
+            if limit > 0 and busy.users != users:
+                users = busy.users
+                say(f"waiting for devices: {users}")
+            left = deadline - clock()
+            if left <= 0:
+                raise
+        sleep(min(STEP, left))

@@ -1,0 +1,83 @@
+"""The devices of this machine at one moment: GPUs, their users, and CPU cores.
+
+Does not import torch and does not start the GPUs' runtime: each worker does that on its own GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from duoka.hardware import cgroup
+from duoka.hardware.gpu import Gpu
+from duoka.hardware.vendors import TYPES, VENDORS, Vendor
+from duoka.system import environment
+
+__all__ = ["Gpu", "Inventory", "cores", "read", "units"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The devices of a machine.
+
+    gpus: accelerators of one vendor, in the order of their numbers. cores: available to this process. no_gpus: reason
+    why there are none. versions: of the driver and of what it runs, by their names. vendor: its name in `VENDORS`.
+    visible: the variable that hides some of them from this process, as it is set; None if it is not. others: of other
+    vendors, which are shown and not chosen. why_others: why not.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    cores: int = 1
+    no_gpus: str = "this machine has no GPU"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    vendor: str = next(iter(VENDORS))
+    visible: str | None = None
+    others: tuple[Gpu, ...] = ()
+    why_others: str = ""
+
+    @property
+    def of(self) -> Vendor:
+        """The vendor's file."""
+        return VENDORS[self.vendor]
+
+
+def units(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Return the devices that a worker can use: whole GPUs, and the parts of split ones."""
+    return [unit for gpu in gpus for unit in (gpu.parts if gpu.is_split else (gpu,))]
+
+
+def read(kind: str = "auto") -> Inventory:
+    """Query this machine; milliseconds for each GPU.
+
+    kind: torch's word for a type of devices, to see those only; "auto" and "gpu" see one vendor's, of all.
+    `allocation.with_holders` adds the runs that have locked them.
+    """
+    asked = {name: vendor for name, vendor in VENDORS.items() if kind == vendor.TYPE or vendor.IN_AUTO}
+    if kind in TYPES:
+        asked = {name: vendor for name, vendor in asked.items() if kind == vendor.TYPE}
+    reports = {name: vendor.ask() for name, vendor in asked.items()}
+    there = [name for name, report in reports.items() if report.gpus]
+    lacking = {name: why for name in there if (why := asked[name].lacking())}
+    chosen = next((name for name in there if name not in lacking), next(iter(reports)))
+    report, others = reports[chosen], [name for name in there if name != chosen]
+    left_out = [f"{len(reports[name].gpus)} {name} GPUs ({lacking.get(name) or 'not chosen'})" for name in others]
+    why_others = f"there are also {', '.join(left_out)}" if left_out else ""
+    whys = [report.why_none for report in reports.values()]
+    return Inventory(
+        report.gpus,
+        cores(),
+        "; ".join(filter(None, (*whys, why_others))) or "this machine has no GPU",
+        report.versions,
+        chosen,
+        environment.first_set(asked[chosen].VISIBLE),
+        tuple(gpu for name in others for gpu in reports[name].gpus),
+        why_others,
+    )
+
+
+def cores() -> int:
+    """Return the number of cores this process may use, by CPU affinity and the container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, cgroup.cores())))

@@ -1,0 +1,185 @@
+"""Parse `--devices` to a `Request`.
+
+auto        all GPUs; without any, one CPU worker
+2           a count: of GPUs if there are any, else of CPU workers
+0,3   0-3   GPUs by number, as the driver's program numbers them; also 0-1,4, and `1,` for GPU 1 alone
+gpu         all GPUs; also gpu:1, gpu:0,3, gpu:0-3; with a word of torch in place of gpu, those of this type
+GPU-3c1a…   a GPU by its UUID, or the beginning of it; several with commas
+MIG-3c1a…   one part of a GPU that is split, in the same way
+free:2      two GPUs on which nobody else computes; free:2,mem>=10G: with so much free memory
+best:1      the GPU with the least work and the most free memory; also with mem>=
+cpu         one CPU worker; cpu:4 is four of them
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from duoka.errors import OptionError
+from duoka.hardware.vendors import TYPES
+
+Pick = Literal["free", "best"]
+
+MOST_WORKERS = 1024
+FORMS = (
+    "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, gpu, gpu:1, a UUID like GPU-3c1a6d0e or "
+    f"MIG-5a2f, free:2, free:2,mem>=10G, best:1, or {', '.join(TYPES)} in place of gpu"
+)
+ONE_PART = "a part of a GPU (MIG) works alone: a process sees only one, and no collective joins several"
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The requested devices: a count, numbers or UUIDs of one type, or all of it.
+
+    type: `auto` means GPUs if there are any, else the CPU; `gpu` GPUs; else cpu, or the word of torch for GPUs.
+    count: number of devices; None with numbers, UUIDs or all. Always set for the CPU.
+    indices: physical numbers in the order requested. uuids: UUIDs or their beginnings.
+    pick: rule by which `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
+    text: what the user wrote, for messages.
+    """
+
+    type: str
+    count: int | None = None
+    indices: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    pick: Pick | None = None
+    memory: int = 0
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """The request in the syntax of `--devices`."""
+        if self.text:
+            return self.text
+        if self.pick:
+            return f"{self.pick}:{self.count}{f',mem>={_size(self.memory)}' if self.memory else ''}"
+        if self.uuids:
+            return ",".join(self.uuids)
+        if self.indices:
+            numbers = ",".join(map(str, self.indices))
+            return f"{self.type}:{numbers}"
+        if self.count is None:
+            return self.type
+        return str(self.count) if self.type == "auto" else f"{self.type}:{self.count}"
+
+
+def parse(text: str) -> Request:
+    """Parse `--devices`.
+
+    Raises:
+        OptionError: the text is not in the grammar, or asks for no worker, too many, or one device twice.
+    """
+    return replace(_parse(text), text=text.strip())
+
+
+def _parse(text: str) -> Request:
+    word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
+    if word.startswith(("gpu-", "mig-")):
+        return Request("gpu", uuids=_uuids(text, word))
+    if advice := _advice(word):
+        raise _wrong(text, advice)
+    kind, colon, rest = word.partition(":")
+    if kind in ("free", "best"):
+        return _picked(text, kind, rest)  # type: ignore[arg-type]  # narrowed by the test
+    if kind in ("auto", "gpu", *TYPES) and not colon:
+        return Request(kind)
+    if kind == "cpu":
+        return Request("cpu", count=_count(text, rest) if colon else 1)
+    if kind in ("gpu", *TYPES):
+        return Request(kind, indices=_numbers(text, rest))
+    if re.fullmatch(r"[0-9]+", word):
+        return Request("auto", count=_count(text, word))
+    if not colon and re.fullmatch(r"[0-9,-]+", word):
+        return Request("gpu", indices=_numbers(text, word))
+    raise _wrong(text)
+
+
+def _picked(text: str, pick: Pick, rest: str) -> Request:
+    """Parse `2`, or `2,mem>=10G`, after `free:` or `best:`."""
+    count, *conditions = rest.split(",")
+    if re.fullmatch(r"[0-9]+", count) is None:
+        raise _wrong(text, f"write how many, for example {pick}:1")
+    memory = 0
+    for condition in conditions:
+        match = re.fullmatch(r"mem ?>= ?([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", condition)
+        if match is None:
+            quoted = "; a shell takes `>` for itself: quote it" if condition == "mem" else ""
+            raise _wrong(text, f"the one condition is free memory: '{pick}:{count},mem>=10G'{quoted}")
+        memory = max(memory, int(float(match[1]) * UNITS[match[2]]))
+    return Request("gpu", count=_count(text, count), pick=pick, memory=memory)
+
+
+def _uuids(text: str, word: str) -> tuple[str, ...]:
+    """Parse `GPU-3c1a6d0e,GPU-8932f937` or `MIG-5a2f0b1c` to UUIDs in the driver's spelling."""
+    items = word.split(",")
+    for item in items:
+        if re.fullmatch(r"(gpu-|mig-|mig-gpu-)[0-9a-f][0-9a-f/-]*", item) is None:
+            raise _wrong(text, f"{item!r} is not the beginning of a UUID; numbers and UUIDs do not mix")
+    if len(items) > 1 and "mig-" in word:
+        raise _wrong(text, ONE_PART)
+    uuids = tuple(re.sub("gpu-|mig-", lambda kind: kind[0].upper(), item) for item in items)
+    if len(set(uuids)) < len(uuids):
+        raise _wrong(text, "a UUID is given twice, and a device has one worker")
+    return uuids
+
+
+def _size(memory: int) -> str:
+    """Format bytes in the largest unit that divides them: `10G`."""
+    units = [(unit, size) for unit, size in UNITS.items() if memory % size == 0]
+    unit, size = units[-1]
+    return f"{memory // size}{unit.upper()}"
+
+
+def _count(text: str, digits: str) -> int:
+    if re.fullmatch(r"[0-9]+", digits) is None:
+        raise _wrong(text, "a number of workers is expected after `cpu:`")
+    if not digits.strip("0"):
+        gpu = "" if ":" in text else "; for GPU 0 alone write `0,` or `gpu:0`"
+        raise _wrong(text, f"that is no worker{gpu}")
+    if len(digits) > 9 or int(digits) > MOST_WORKERS:
+        raise _wrong(text, f"that is more than {MOST_WORKERS} workers")
+    return int(digits)
+
+
+def _numbers(text: str, listed: str) -> tuple[int, ...]:
+    """Parse `0,3`, `0-3`, `0-1,4` or `1,`."""
+    items = listed.removesuffix(",").split(",")
+    numbers = [number for item in items for number in _item(text, item)]
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    if twice:
+        raise _wrong(text, f"{twice[0]} is given twice, and a device has one worker")
+    return tuple(numbers)
+
+
+def _item(text: str, item: str) -> range:
+    if re.fullmatch(r"-[0-9]+", item):
+        raise _wrong(text, "device numbers are not negative; for all GPUs write `gpu`")
+    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
+    if match is None:
+        raise _wrong(text, f"{item!r} is not a number or a range of numbers" if item else "a number is missing")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if first > last:
+        raise _wrong(text, f"the range {item} runs backwards; write {last}-{first}")
+    if last >= MOST_WORKERS:
+        raise _wrong(text, f"device numbers end at {MOST_WORKERS - 1}")
+    return range(first, last + 1)
+
+
+def _advice(word: str) -> str:
+    first, colon, _ = word.partition(":")
+    if re.fullmatch(r"([a-z]+:)?[0-9]+:[0-9]+", word):
+        return "name a part of a GPU (MIG) by its UUID, which `duoka gpus` shows"
+    if word in ("free", "best"):
+        return f"write how many, for example {word}:1"
+    if first == "gpus":
+        return f"write {word.replace('gpus', 'gpu', 1)}"
+    if colon and f",{first}:" in word:
+        return f"write {word.replace(f',{first}:', ',')}"
+    return ""
+
+
+def _wrong(text: str, hint: str = "") -> OptionError:
+    return OptionError("--devices", text, FORMS, hint)

@@ -1,0 +1,73 @@
+"""Vendors of accelerators: one file for each, with the same names, and a line in `VENDORS`.
+
+TYPE       torch's word for its devices
+TOOL       the driver's program whose numbers duoka uses
+VISIBLE    environment variables that name the devices a process sees; the first that is set counts
+ORDER      variables that make the runtime number devices as TOOL does
+IN_AUTO    whether `--devices auto` takes them
+IS_SORTED  whether a process can see them in ascending order only
+FAULT      regular expression: an error after which a process cannot use the device
+ABSENT     regular expression: torch's error where a script asks for a device, and there is none
+ask()      the devices of this machine and their users. Imports no torch, and does not start the runtime.
+lacking()  why torch cannot use them as it is installed here; empty if it can
+
+`report.py` has what is common to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from duoka.hardware.vendors import amd, apple, ascend, intel, nvidia
+from duoka.hardware.vendors.report import Report
+from duoka.system import environment
+
+if TYPE_CHECKING:
+    from duoka.hardware.gpu import Device
+
+
+class Vendor(Protocol):
+    """The names of a vendor's file."""
+
+    TYPE: str
+    TOOL: str
+    VISIBLE: tuple[str, ...]
+    ORDER: dict[str, str]
+    IN_AUTO: bool
+    IS_SORTED: bool
+    FAULT: str
+    ABSENT: str
+
+    def ask(self) -> Report:
+        """Query the devices."""
+
+    def lacking(self) -> str:
+        """Say what torch lacks."""
+
+
+VENDORS: dict[str, Vendor] = {"NVIDIA": nvidia, "AMD": amd, "Ascend": ascend, "Intel": intel, "Apple": apple}
+FAULTS = "|".join(vendor.FAULT for vendor in VENDORS.values())
+NO_GPU = "|".join(["not linked with support for", *(vendor.ABSENT for vendor in VENDORS.values())])
+TYPES = tuple(dict.fromkeys(vendor.TYPE for vendor in VENDORS.values()))
+
+
+def visible(kind: str) -> str | None:
+    """Return the variable that says which devices of a type this process sees; None if it is not set."""
+    return environment.first_set(
+        name for vendor in VENDORS.values() if kind == vendor.TYPE for name in vendor.VISIBLE
+    )
+
+
+def variables_for(devices: Sequence[Device]) -> dict[str, str]:
+    """Return the variables of a process that sees only these devices, in this order; no accelerator if they are CPUs.
+
+    Devices of other types are hidden for CPUs only.
+    """
+    found: dict[str, str] = {}
+    for vendor in VENDORS.values():
+        if devices[0].type in ("cpu", vendor.TYPE):
+            names = (device.uuid if device.part is not None else str(device.index) for device in devices)
+            found |= dict.fromkeys(vendor.VISIBLE, "" if devices[0].type == "cpu" else ",".join(names))
+            found |= vendor.ORDER
+    return found

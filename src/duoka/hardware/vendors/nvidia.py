@@ -1,0 +1,224 @@
+"""NVIDIA: GPUs, asked through nvidia-ml-py. No other module does.
+
+A query that an old driver, a failing GPU or a container does not answer leaves only its own value unknown. A driver
+that does not return costs the time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from duoka.hardware.gpu import Gpu, GpuProcess
+from duoka.hardware.processes import describe
+from duoka.hardware.vendors import report
+from duoka.hardware.vendors.report import Report, asked
+from duoka.system.time_limit import within
+
+TYPE, TOOL, IN_AUTO, IS_SORTED = "cuda", "nvidia-smi", True, False
+VISIBLE: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+FAULT = "CUDA error"
+ABSENT = "(?:have NCCL built in|NCCL is only supported|not compiled with CUDA|No CUDA GPUs|no NVIDIA driver)"
+NO_LIBRARY = "GPUs are found through the package nvidia-ml-py, which is missing"
+NVLINKS = 18  # maximum of one GPU
+ESSENTIAL = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo")
+UNANSWERED = (
+    "NVMLError_NotSupported",
+    "NVMLError_FunctionNotFound",
+    "NVMLError_NoPermission",
+    "NVMLError_InvalidArgument",
+    "NVMLError_NotFound",
+    "NVMLLibraryMismatchError",  # the driver is older than nvidia-ml-py; not a subclass of NVMLError
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The connection of two GPUs. nvlinks: number that are up. direct: one can access the other's memory."""
+
+    first: int
+    second: int
+    direct: bool | None
+    nvlinks: int
+
+
+@dataclass(slots=True)
+class _Queries:
+    """Queries one GPU. Unsupported queries return None; a fault of the GPU itself is stored in `problem`."""
+
+    nvml: Any
+    problem: str = field(default="")
+
+    def ask(self, name: str, *args: Any) -> Any:
+        function: Callable[..., Any] | None = getattr(self.nvml, name, None)  # an old nvidia-ml-py may lack it
+        try:
+            return None if function is None else function(*args)
+        except (self.nvml.NVMLError_GpuIsLost, self.nvml.NVMLError_ResetRequired) as error:
+            self.problem = self.problem or str(error)
+        except tuple(getattr(self.nvml, kind) for kind in UNANSWERED if hasattr(self.nvml, kind)):
+            pass
+        except self.nvml.NVMLError as error:
+            if name in ESSENTIAL:  # a broken fan or sensor does not prevent computing
+                self.problem = self.problem or str(error)
+        return None
+
+
+def ask() -> Report:
+    """Query all GPUs and their users. Takes milliseconds for each GPU, and does not start CUDA."""
+    try:
+        import pynvml
+    except ImportError:
+        return Report(why_none=NO_LIBRARY)
+    return asked("NVIDIA", lambda: _answer(pynvml))
+
+
+def lacking() -> str:
+    """A build of torch without CUDA fails by itself; `duoka doctor` says why."""
+    return ""
+
+
+def _answer(pynvml: Any) -> Report:
+    try:
+        with _driver(pynvml):
+            gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+            system = _Queries(pynvml)
+            driver = _text(system.ask("nvmlSystemGetDriverVersion"))
+            cuda = system.ask("nvmlSystemGetCudaDriverVersion_v2") or system.ask("nvmlSystemGetCudaDriverVersion")
+            why_none = "" if gpus else "the NVIDIA driver sees no GPU"
+            versions = {"driver": driver, "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""}
+            return Report(gpus, why_none, versions)
+    except _NoDriver as error:
+        return Report(why_none=f"no NVIDIA driver answers here ({error})")
+    except pynvml.NVMLError as error:
+        return Report(why_none=f"the NVIDIA driver reports an error ({error})")
+
+
+def links() -> list[Link]:
+    """Return the connection of each pair of GPUs; empty without a driver. GPUs that fail are left out."""
+    try:
+        import pynvml
+
+        return within(report.TIME_LIMIT, lambda: _links(pynvml))
+    except (ImportError, TimeoutError, _NoDriver):
+        return []
+    except pynvml.NVMLError:
+        return []
+
+
+def _links(nvml: Any) -> list[Link]:
+    with _driver(nvml):
+        ask = _Queries(nvml).ask
+        handles = {index: ask("nvmlDeviceGetHandleByIndex", index) for index in range(nvml.nvmlDeviceGetCount())}
+        there = {index: handle for index, handle in handles.items() if handle is not None}
+        return [_link(nvml, there, first, second) for first, second in combinations(there, 2)]
+
+
+class _NoDriver(Exception):
+    """The driver could not be initialized."""
+
+
+@contextmanager
+def _driver(nvml: Any) -> Iterator[None]:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise _NoDriver(str(error)) from None
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    queries = _Queries(nvml)
+    handle = queries.ask("nvmlDeviceGetHandleByIndex", index)
+    if handle is None:
+        return Gpu(index, "", "GPU", 0, problem=queries.problem or "the driver does not let this user see it")
+    mode = queries.ask("nvmlDeviceGetMigMode", handle)
+    card = _one(queries, handle, index)
+    if not (mode and mode[0]):
+        return card
+    return replace(card, is_split=True, parts=tuple(_parts(queries, handle, index)))
+
+
+def _one(queries: _Queries, handle: Any, index: int) -> Gpu:
+    ask, nvml = queries.ask, queries.nvml
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)  # not supported on GPUs that share the CPU's memory
+    busy = ask("nvmlDeviceGetUtilizationRates", handle)
+    power, limit = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    return Gpu(
+        index=index,
+        uuid=_text(ask("nvmlDeviceGetUUID", handle)),
+        name=_text(ask("nvmlDeviceGetName", handle)) or "GPU",
+        memory=int(memory.total) if memory else 0,
+        used=int(memory.used) if memory else None,
+        utilisation=int(busy.gpu) if busy else None,
+        temperature=ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+        power=None if power is None else power / 1000,
+        power_limit=None if limit is None else limit / 1000,
+        capability=_capability(ask("nvmlDeviceGetCudaComputeCapability", handle)),
+        processes=_processes(queries, handle),
+        problem=queries.problem,
+        speed=(ask("nvmlDeviceGetNumGpuCores", handle) or 0)
+        * (ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM) or 0),
+    )
+
+
+def _capability(answer: tuple[int, int] | None) -> str:
+    return f"{answer[0]}.{answer[1]}" if answer else ""
+
+
+def _parts(queries: _Queries, handle: Any, card: int) -> Iterator[Gpu]:
+    """Yield the parts of a split GPU; an unused slot answers NotFound."""
+    places = range(queries.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    for place in places:
+        part = queries.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+        if part is not None:
+            own = _Queries(queries.nvml)
+            found = replace(_one(own, part, place), card=card)
+            number = own.ask("nvmlDeviceGetGpuInstanceId", part)
+            if found.processes is None and number is not None:  # some drivers report processes of whole GPUs only
+                found = replace(found, processes=_processes(queries, handle, number))
+            yield found
+
+
+def _processes(queries: _Queries, handle: Any, part: int | None = None) -> tuple[GpuProcess, ...] | None:
+    """Return the processes on a GPU, or only those in one part of it."""
+    compute = _running(queries, "Compute", handle)
+    graphics = _running(queries, "Graphics", handle) or []
+    if compute is None:
+        return None
+    seen = {one.pid for one in compute}
+    found = [(one, "compute") for one in compute] + [(one, "graphics") for one in graphics if one.pid not in seen]
+    return tuple(
+        GpuProcess(one.pid, kind, one.usedGpuMemory, *describe(one.pid))  # type: ignore[arg-type]  # one of two words
+        for one, kind in found
+        if part is None or one.gpuInstanceId == part
+    )
+
+
+def _running(queries: _Queries, kind: str, handle: Any) -> list[Any] | None:
+    """Call the newest version of the query that both the driver and nvidia-ml-py support."""
+    for version in ("_v3", "_v2", ""):
+        found: list[Any] | None = queries.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+        if found is not None:
+            return found
+    return None
+
+
+def _link(nvml: Any, handles: Mapping[int, Any], first: int, second: int) -> Link:
+    ask = _Queries(nvml).ask
+    status = ask("nvmlDeviceGetP2PStatus", handles[first], handles[second], nvml.NVML_P2P_CAPS_INDEX_READ)
+    direct = None if status is None else status == nvml.NVML_P2P_STATUS_OK
+    ends = [
+        [ask("nvmlDeviceGetNvLinkState", handles[one], link) for link in range(NVLINKS)] for one in (first, second)
+    ]
+    return Link(first, second, direct, min(sum(state == nvml.NVML_FEATURE_ENABLED for state in end) for end in ends))
+
+
+def _text(answer: Any) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""

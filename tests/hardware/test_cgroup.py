@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from duoka.hardware import cgroup
+
+
+def made(folder: Path, files: dict[str, str], own: str = "") -> tuple[Path, Path]:
+    for name, text in files.items():
+        (folder / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "fs" / name).write_text(text)
+    (folder / "own").write_text(own)
+    return folder / "fs", folder / "own"
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "cores"),
+    [
+        ({}, "", math.inf),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", math.inf),
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
+        ({"cpu.max": "nonsense\n"}, "0::/\n", math.inf),
+        ({"slurm/job/cpu.max": "300000 100000", "slurm/cpu.max": "max 100000"}, "0::/slurm/job\n", 3),
+        ({"slurm/job/cpu.max": "max 100000", "slurm/cpu.max": "200000 100000"}, "0::/slurm/job\n", 2),
+        ({"slurm/job/cpu.max": "300000 100000", "cpu.max": "400000 100000"}, "0::/other\n", 4),
+        ({"cpu.max": "400000 100000"}, "0::/../../outside\n", 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "", math.inf),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu,cpuacct:/\n0::/\n", 4),
+        (
+            {"cpu/job/cpu.cfs_quota_us": "100000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
+            "5:memory:/other\n4:cpu,cpuacct:/job\n",
+            1,
+        ),
+    ],
+)
+def test_cores(tmp_path: Path, files: dict[str, str], own: str, cores: float) -> None:
+    assert cgroup.cores(*made(tmp_path, files, own)) == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "memory"),
+    [
+        ({}, "", (None, 0)),
+        ({"memory.max": "max\n", "memory.current": "4096\n"}, "0::/\n", (None, 0)),
+        ({"memory.max": "1048576\n", "memory.current": "4096\n"}, "0::/\n", (1 << 20, 4096)),
+        (
+            {"memory.max": "9000", "memory.current": "5000", "memory.stat": "anon 7\ninactive_file 3000\n"},
+            "0::/\n",
+            (9000, 2000),
+        ),
+        (
+            {"a/memory.max": "500", "a/memory.current": "50", "a/b/memory.max": "900", "a/b/memory.current": "1"},
+            "0::/a/b\n",
+            (500, 50),
+        ),
+        (
+            {"memory/job/memory.limit_in_bytes": "700", "memory/job/memory.usage_in_bytes": "70"},
+            "5:memory:/job\n4:cpu:/other\n",
+            (700, 70),
+        ),
+    ],
+)
+def test_memory(tmp_path: Path, files: dict[str, str], own: str, memory: tuple[int | None, int]) -> None:
+    assert cgroup.memory(*made(tmp_path, files, own)) == memory
+
+
+def test_here() -> None:
+    assert cgroup.cores() > 0
+    limit, used = cgroup.memory()
+    assert limit is None or 0 <= used <= limit
