@@ -110,13 +110,13 @@ def forecast(
         raise OptionError("--device-memory", device_memory, "given with --memory")
     if machines != 1:
         raise OptionError("--machines", machines, "given with --memory")
-    return partial(_forecast, opts, steps, "json" if as_json else opts.verbosity)
 
+    def run() -> int:
+        plans, held = decide_and_take("forecast", opts, partial(_growing, opts.devices))
+        with held:
+            return to_the_end(lambda: _run(opts, plans, steps, "json" if as_json else opts.verbosity))
 
-def _forecast(opts: Options, steps: int, shown: str) -> int:
-    plans, held = decide_and_take("forecast", opts, partial(_growing, opts.devices))
-    with held:
-        return to_the_end(lambda: _run(opts, plans, steps, shown))
+    return run
 
 
 def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:

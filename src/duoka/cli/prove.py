@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,14 +88,15 @@ def prove(
         raise OptionError("--seed", seed, "a whole number from 0 to 2**63 - 1")
     target = Target(words[0], words[1:], is_module)
     opts = options_of(target, step_timeout="auto", restarts="0", **words_of_options)
-    shown = "json" if as_json else opts.verbosity
-    return partial(_prove, opts, devices or ("auto",), steps, seed, want, shown)
+    devices = devices or ("auto",)
 
+    def run() -> int:
+        plans, held = decide_and_take("prove", opts, lambda decided: [decided(words) for words in devices])
+        with held:
+            request = _request(opts, devices, plans, steps, seed, want)
+            return to_the_end(lambda: _run(opts, request, "json" if as_json else opts.verbosity))
 
-def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: str, shown: str) -> int:
-    plans, held = decide_and_take("prove", opts, lambda decided: [decided(words) for words in devices])
-    with held:
-        return to_the_end(lambda: _run(opts, _request(opts, devices, plans, steps, seed, want), shown))
+    return run
 
 
 def _request(

@@ -26,8 +26,10 @@ def find() -> Task | None:
     machines = environment.number("SLURM_STEP_NUM_NODES") or environment.number("SLURM_NNODES") or 1
     local_rank, here = environment.number("SLURM_LOCALID"), _here()
     local = None if local_rank is None else LocalRank(local_rank, here if here is None or here > local_rank else None)
-    host, port = _place() if tasks > 1 else ("", 0)
-    return Task(NAME, rank, tasks, local, machines, host, port, job=_job(), home=True, how=HOW)
+    host, port = _address() if tasks > 1 else ("", 0)
+    job = f"{environment.variable('SLURM_JOB_ID')}.{environment.variable('SLURM_STEP_ID')}"
+    start = environment.number("SLURM_RESTART_COUNT") or 0
+    return Task(NAME, rank, tasks, local, machines, host, port, job=f"{job}.{start}", home=True, how=HOW)
 
 
 def idle_machines() -> int:
@@ -35,11 +37,6 @@ def idle_machines() -> int:
     if environment.number("SLURM_JOB_ID") is None or environment.number("SLURM_STEP_ID") is not None:
         return 0
     return max(0, (environment.number("SLURM_JOB_NUM_NODES") or environment.number("SLURM_NNODES") or 1) - 1)
-
-
-def _job() -> str:
-    job, step = environment.variable("SLURM_JOB_ID"), environment.variable("SLURM_STEP_ID")
-    return f"{job}.{step}.{environment.number('SLURM_RESTART_COUNT') or 0}"
 
 
 def _here() -> int | None:
@@ -54,7 +51,7 @@ def _here() -> int | None:
     return counts[node] if node < len(counts) else None
 
 
-def _place() -> tuple[str, int]:
+def _address() -> tuple[str, int]:
     """Return an address for all tasks of the step: the first task's machine and a port."""
     job, step = environment.number("SLURM_JOB_ID") or 0, environment.number("SLURM_STEP_ID") or 0
     port = environment.port_of(job * 16 + step)

@@ -55,13 +55,13 @@ def choose(request: Request, inventory: Inventory) -> Choice:
     if inventory.visible is not None:
         mapping = ", ".join(f"{kind}:{index} = GPU {gpu.number}" for index, gpu in enumerate(gpus))
         notes = (*notes, f"{_setting(inventory)} respected: {mapping}")
-    return Choice(tuple(_device(kind, gpu) for gpu in gpus), notes)
-
-
-def _device(kind: str, gpu: Gpu) -> Device:
-    if gpu.card is None:
-        return Device(kind, gpu.index, gpu.name, gpu.uuid)
-    return Device(kind, gpu.card, gpu.name, gpu.uuid, gpu.index)
+    devices = [
+        Device(kind, gpu.index, gpu.name, gpu.uuid)
+        if gpu.card is None
+        else Device(kind, gpu.card, gpu.name, gpu.uuid, gpu.index)
+        for gpu in gpus
+    ]
+    return Choice(tuple(devices), notes)
 
 
 def _cpus(count: int | None) -> tuple[Device, ...]:
@@ -216,7 +216,12 @@ def large_enough(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
 
 def by_preference(gpus: Iterable[Gpu]) -> list[Gpu]:
     """Sort by least work, then most free memory."""
-    return sorted(gpus, key=_work)
+
+    def work(gpu: Gpu) -> tuple[int, int, int, tuple[int, int]]:
+        computing = sum(process.kind == "compute" for process in gpu.processes or ())
+        return computing, gpu.utilisation or 0, -gpu.free_memory, gpu.place
+
+    return sorted(gpus, key=work)
 
 
 def why_unavailable(gpu: Gpu, request: Request) -> str:
@@ -252,11 +257,6 @@ def _computing(gpu: Gpu) -> Iterator[str]:
             who = f"{process.user} " if process.user else ""
             command = f" {process.command[:60]}" if process.command else ""
             yield f"{who}pid {process.pid}{command}"
-
-
-def _work(gpu: Gpu) -> tuple[int, int, int, tuple[int, int]]:
-    computing = sum(process.kind == "compute" for process in gpu.processes or ())
-    return computing, gpu.utilisation or 0, -gpu.free_memory, gpu.place
 
 
 def _state(gpu: Gpu) -> str:

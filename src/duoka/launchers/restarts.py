@@ -89,7 +89,7 @@ def is_fault(verdict: Verdict) -> bool:
     endings = [worker.ending for worker in verdict.culprits if worker.ending is not None]
     if any(ending.how == "exited" and ending.code == AGAIN for ending in endings):
         return False
-    if any(ending.how == "raised" and _is_an_answer(ending.kind) for ending in endings):
+    if any(ending.how == "raised" and _would_come_again(ending.kind) for ending in endings):
         return False
     # BrokenPipeError: the reader of the output, such as `head`, is gone
     return verdict.why != "agreed" or any(end.how == "raised" and end.kind != "BrokenPipeError" for end in endings)
@@ -116,7 +116,7 @@ def cause(verdict: Verdict) -> str:
     return f"{who} exited with code {verdict.code}"
 
 
-def _is_an_answer(kind: str) -> bool:
+def _would_come_again(kind: str) -> bool:
     """Return whether an error of this class is one that a restart would repeat, or KeyboardInterrupt."""
     error = getattr(errors, kind, None)
     refused = isinstance(error, type) and issubclass(error, (errors.AskedError, errors.Refused))

@@ -63,7 +63,7 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     if stopped_by is not None:
         ended = tuple(worker for worker in workers if worker.failed)
         return Verdict("stopped", _code_when_stopped(workers, stopped_by), others=ended)
-    failed = sorted((worker for worker in workers if worker.failed), key=_when)
+    failed = sorted((worker for worker in workers if worker.failed), key=_ended_at)
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
     parted = stuck is not None and stuck.mismatch is not None
@@ -133,7 +133,7 @@ def _way(worker: Worker) -> object:
     return worker.status
 
 
-def _when(worker: Worker) -> float:
+def _ended_at(worker: Worker) -> float:
     if worker.ending is not None and worker.ending.code != 0:
         return worker.ending.time
     return worker.ended_at

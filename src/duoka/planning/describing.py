@@ -14,7 +14,12 @@ from duoka.script import Kind
 
 def header(plan: Plan) -> list[str]:
     """Describe a plan in one to three lines, and a line for each note."""
-    how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
+    if plan.kind is Kind.DISTRIBUTED:
+        how = _left_alone(plan)
+    else:
+        shares = f" with {plan.shares} shares of each batch" * bool(plan.shares)
+        rows = described_rows(plan)
+        how = f"strategy {plan.strategy}{shares}{f', rows {rows}' if rows else ''}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
     if plan.machines.count > 1:
         lines.append(_machine(plan.machines))
@@ -29,12 +34,6 @@ def _machine(machines: Machines) -> str:
     """Return `machine 1 of 2, rendezvous at node1:29500`."""
     source = f" (set by {machines.engine})" if machines.engine else ""
     return f"{machines.each} {machines.number} of {machines.count}, rendezvous at {machines.rendezvous}{source}"
-
-
-def _how(plan: Plan) -> str:
-    shares = f" with {plan.shares} shares of each batch" * bool(plan.shares)
-    rows = described_rows(plan)
-    return f"strategy {plan.strategy}{shares}{f', rows {rows}' if rows else ''}"
 
 
 def described_rows(plan: Plan) -> str:
@@ -114,10 +113,15 @@ def details(plan: Plan) -> str:
     if plan.machines.count > 1:
         name, _, text = _machine(plan.machines).partition(" ")
         rows.append((name, text))
-    rows += [("device", text) for text in _device_lines(plan)]
+    named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
+    rank = "rank" if plan.machines.count == 1 else "local rank"
+    if not plan.self_launching:
+        named = [f"{rank} {number}: {text}" for number, text in enumerate(named)]
+    rows += [("device", text) for text in named]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
-    rows.append(("", _step_timeout(plan)))
+    idle = "after the first step 20 times the slowest step (at least 60 s) for a rank that is idle"
+    rows.append(("", idle if plan.step_timeout is None else f"{plan.step_timeout:g} s after the first step"))
     if plan.restarts:
         rows.append(("restarts", f"{plan.restarts} at most, after faults"))
     if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one:
@@ -127,15 +131,3 @@ def details(plan: Plan) -> str:
         rows.append(("report", f"{plan.report}, written at the end"))
     rows += [("note", note) for note in plan.notes]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
-
-
-def _step_timeout(plan: Plan) -> str:
-    if plan.step_timeout is None:
-        return "after the first step 20 times the slowest step (at least 60 s) for a rank that is idle"
-    return f"{plan.step_timeout:g} s after the first step"
-
-
-def _device_lines(plan: Plan) -> list[str]:
-    named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
-    rank = "rank" if plan.machines.count == 1 else "local rank"
-    return named if plan.self_launching else [f"{rank} {number}: {text}" for number, text in enumerate(named)]

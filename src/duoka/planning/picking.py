@@ -65,7 +65,8 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         DevicesBusy: other runs use the devices, and the time to wait is over.
         OptionError: `request` or `wait` is not in the grammar.
     """
-    asked = AllocationRequest(parse(request), _command())
+    command = f"python {sys.argv[0]}" if sys.argv and sys.argv[0] else "python"
+    asked = AllocationRequest(parse(request), command)
 
     def decide(inventory: Inventory) -> tuple[Choice, list[torch.device]]:
         choice = choose(asked.request, inventory)
@@ -93,7 +94,3 @@ def _as_torch_names(device: Device, inventory: Inventory) -> torch.device:
     environment.set_variables(order)
     seen, _ = allowed_gpus(inventory)
     return torch.device(device.type, [gpu.index for gpu in seen].index(device.index))
-
-
-def _command() -> str:
-    return f"python {sys.argv[0]}" if sys.argv and sys.argv[0] else "python"
