@@ -222,6 +222,7 @@ def test_a_dataset_of_tensors_on_a_card(flow: Flow) -> None:
     source = """
         import torch, duoka
         from torch.utils.data import StackDataset, TensorDataset
+        torch.set_default_device("cuda")
         run = duoka.start(seed=0)
         x = torch.arange(10.0, device=run.device)
         for data in (TensorDataset(x), StackDataset(x=x), (x,), [{"x": value} for value in x]):

@@ -16,8 +16,8 @@ from duoka.view.collectives.base import Collectives
 def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
     """Return every rank's `value`, which must be picklable, in the order of ranks."""
     data = torch.frombuffer(bytearray(sign_object(value, ranks.key)), dtype=torch.uint8)
-    sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
-    room = torch.zeros(max(sizes), dtype=torch.uint8)
+    sizes = ranks.all_gather(torch.tensor([data.numel()], device="cpu")).view(-1).tolist()
+    room = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
     room[: data.numel()] = data
     gathered = ranks.all_gather(room)
     return [verify_object(row[:size].numpy().tobytes(), ranks.key) for row, size in zip(gathered, sizes, strict=True)]

@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, version_of
+from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, uncounted
 from duoka.view.tensor.batch import BatchTensor, batches_in, join
 from duoka.view.tensor.spec import Meta
 
@@ -67,28 +67,27 @@ def computed_again(original: Callable[..., Any], module: nn.Module, *args: Any, 
     """Call `original(module, *args, **kwargs)` so that its activations are computed again in the backward pass.
 
     The second pass starts with the same buffers as the first (vectors of spectral_norm), and restores their values
-    afterwards (statistics of BatchNorm).
+    afterwards (statistics of BatchNorm, which torch's kernels change without counting it as a write).
     """
-    passes = 0
-    begin: list[tuple[Tensor, Tensor]] = []  # buffers that the first pass changes, and their values before it
+    begin: list[tuple[Tensor, Tensor]] = []
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        nonlocal passes
-        passes += 1
-        before = [(buffer, version_of(buffer), buffer.detach().clone()) for buffer in module.buffers()]
-        if passes == 1:
-            out = original(module, *args, **kwargs)
-            begin.extend((buffer, values) for buffer, version, values in before if version_of(buffer) != version)
-            return out
+        before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        if not begin:
+            begin.extend(before)
+            return original(module, *args, **kwargs)
         try:
-            with torch.no_grad():
-                for buffer, values in begin:
-                    buffer.copy_(values)
+            _restore(begin)
             return original(module, *args, **kwargs)
         finally:
-            with torch.no_grad():
-                for buffer, version, values in before:
-                    if version_of(buffer) != version:
-                        buffer.copy_(values)
+            _restore(before)
 
     return torch.utils.checkpoint.checkpoint(compute, *args, use_reentrant=False, **kwargs)
+
+
+def _restore(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    """Give buffers these values; most have them already, so it does not count as a write to what autograd saves."""
+    with torch.no_grad():
+        for buffer, values in buffers:
+            with uncounted(buffer):
+                buffer.copy_(values)
