@@ -16,7 +16,7 @@ from duoka.errors import AskedError, OptionError, TimedOut
 from duoka.launchers.channel import FOR_FIRST, Channel
 from duoka.launchers.joining import Hello, connect
 from duoka.network.addresses import listen_on_all
-from duoka.network.connection import SILENT
+from duoka.network.connection import SILENT, Connection
 from duoka.network.keys import Key
 from duoka.planning.options import Machines
 
@@ -98,6 +98,21 @@ def test_all_hear_everything_in_the_same_order(talks: list[Channel]) -> None:
     assert len({tuple(one.messages("end")) for one in talks}) == 1
     assert [one.messages("nothing") for one in talks] == [{}, {}, {}]
     assert {one.address for one in talks} == {"127.0.0.1"}
+
+
+def test_what_comes_together_with_the_last_line_of_joining_is_heard(closing: ExitStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        guest = Connection(socket.create_connection(server.getsockname()))
+        host = Connection(server.accept()[0])
+    closing.callback(host.socket.close)
+    host.send("accepted", 0, [])
+    host.send("port 0", 0, 29500)
+    host.socket.shutdown(socket.SHUT_WR)
+    until([], lambda: len(guest.socket.recv(1 << 16, socket.MSG_PEEK).splitlines()) == 2)
+    assert guest.receive_one()[0] == "accepted"
+    channel = Channel(1, {0: guest})
+    closing.callback(channel.close)
+    assert channel.messages("port 0")[0].value == 29500
 
 
 def test_messages_for_machine_0_go_to_no_other(talks: list[Channel]) -> None:

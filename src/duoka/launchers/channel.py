@@ -50,6 +50,8 @@ class Channel:
             connection.longest = LONGEST
             connection.socket.settimeout(TO_SEND)
             self._selector.register(connection.socket, selectors.EVENT_READ, machine)
+            for what, sender, value in connection.buffered():  # received together with the last line of joining
+                self._receive(what, sender if number else machine, value)
 
     def messages(self, what: str) -> Mapping[int, Message]:
         """Return the last message of each machine under this name, in the order in which all received them."""
