@@ -76,14 +76,14 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if view.shares.several and type(first) is not MultiShareBatch:
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:
-        if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches):
+        if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches, kwargs):
             processes = view.shares.processes
             if func not in WRITES_ROWS:
                 return processes.run_or_fall_back(
                     lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
                 )
             begun = processes.begun
-            outside = processes.is_true_anywhere(is_out_of_range(func, args))
+            outside = processes.is_true_anywhere(is_out_of_range(func, args, kwargs))
             processes.begun = begun  # not a collective of the script's
             if outside:
                 return compute_whole(func, args, kwargs)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.view.rules.indexing import spelled_out, width_of
-from duoka.view.rules.lookup import dtype_of, functions, shape_of
+from duoka.view.rules.lookup import argument, dtype_of, functions, shape_of
 from duoka.view.tensor.batch import BatchTensor
 
 _INDEXING = """
@@ -43,14 +43,22 @@ _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
 RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
 
 
-def may_fail(func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor]) -> bool:
-    """Return True if a function of RAISES_FOR_ROWS can raise an error for some rows of the batches in `args`."""
+def may_fail(
+    func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor], kwargs: dict[str, Any] | None = None
+) -> bool:
+    """Return True if a function of RAISES_FOR_ROWS can raise an error for some rows of the batches in `args`.
+
+    kwargs: None if the arguments by name are not known.
+    """
     if func in _BY_MATRIX:
         return True
     if batches[0].device.type != "cpu":
         return False
     if func in WRITES_ROWS:
-        return any(isinstance(index, BatchTensor) or _is_outside(index, size) for index, size in _indices(func, args))
+        return (kwargs is None and len(args) < 3) or any(
+            isinstance(index, BatchTensor) or _is_outside(index, values)
+            for index, values in _indices(func, args, kwargs or {})
+        )
     if func in BY_ITEM and args[0] is batches[0]:  # the tensor that is indexed is not an index
         batches = batches[1:]
     return func in _BY_VALUE or any(
@@ -58,20 +66,21 @@ def may_fail(func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor]) -
     )
 
 
-def is_out_of_range(func: Any, args: tuple[Any, ...]) -> bool:
+def is_out_of_range(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if an index of a call of WRITES_ROWS is out of range in this rank's rows."""
-    return any(_is_outside(index, size) for index, size in _indices(func, args))
+    return any(_is_outside(index, values) for index, values in _indices(func, args, kwargs))
 
 
-def _indices(func: Any, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, range]]:
+def _indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, range]]:
     """Return the index tensors of a call that writes in place, each with the range of its values."""
     shape = shape_of(args[0])
     if func not in _PUT:
-        if shape and isinstance(args[2], Tensor):
-            yield args[2], range(shape[args[1]])
+        dim, index = argument(args, kwargs, 1, "dim"), argument(args, kwargs, 2, "index")
+        if isinstance(index, Tensor) and isinstance(dim, int) and -len(shape) <= dim < len(shape):
+            yield index, range(shape[dim])
         return
-    dim = 0
-    for item in spelled_out(args[1] if isinstance(args[1], (tuple, list)) else (args[1],), len(shape)) or ():
+    dim, items = 0, argument(args, kwargs, 1, "indices")
+    for item in spelled_out(items if isinstance(items, (tuple, list)) else (items,), len(shape)) or ():
         if isinstance(item, Tensor) and dtype_of(item) != torch.bool:
             yield item, range(-shape[dim], shape[dim])
         dim += 0 if item is None else width_of(item)
