@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from duoka.system.processes import odd_state, process_state, session_members, work_done
+import psutil
+import pytest
+
+from duoka.system.processes import describe, odd_state, process_state, session_members, work_done
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -61,3 +65,16 @@ def test_work_is_told_from_sleep_in_a_child_too() -> None:
                 until(lambda: len({(work_done(leader.pid), time.sleep(0.3)) for _ in range(4)}) == 1)
                 assert process_state(leader.pid) == "S"
             os.killpg(leader.pid, signal.SIGKILL)
+
+
+def test_user_command_and_start_of_a_process() -> None:
+    user, command, since = describe(os.getpid())
+    assert since is not None
+    assert 0 < time.time() - since < 24 * 3600
+    assert since == pytest.approx(psutil.Process().create_time(), abs=2)
+    assert user == pwd.getpwuid(os.getuid()).pw_name
+    assert os.path.basename(sys.executable)[:6] in command
+
+
+def test_a_process_that_is_not_there() -> None:
+    assert describe(4194304 + 1) == ("", "", None)

@@ -3,7 +3,6 @@
 spec.py         the grammar of --devices
 gpu.py          a device; a GPU and its users, at one moment
 vendors/        what each vendor of GPUs has its own way for
-processes.py    queries of the kernel
 cgroup.py       limits of a container or a scheduler
 locks.py        a file lock for each GPU, so that two runs never take the same, and a queue
 inventory.py    all devices of this machine, at one moment

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from duoka.system.messages import printable
+
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_LONGEST = 1 << 17  # characters of a command
 _ODD_STATES = {
     "D": "is held up in the kernel, as by a disk or a network file system that does not answer",
     "T": "is stopped (SIGSTOP)",
@@ -59,6 +63,23 @@ def is_alive(pid: int) -> bool:
 def odd_state(pid: int) -> str:
     """Return the reason why a process does not run, in words; empty if there is none."""
     return _ODD_STATES.get(process_state(pid), "")
+
+
+def describe(pid: int) -> tuple[str, str, float | None]:
+    """Return user, command line and start of a process; empty and None if not visible, as from inside a container."""
+    import pwd
+
+    with suppress(OSError, ValueError, IndexError):
+        owner = os.stat(f"/proc/{pid}").st_uid
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        stat = process_stat(pid)
+        if stat is not None:
+            begun = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started)  # since 1970
+            user = str(owner)
+            with suppress(KeyError):
+                user = pwd.getpwuid(owner).pw_name
+            return printable(user), printable(command, _LONGEST), begun
+    return "", "", None
 
 
 def session_members(sessions: Iterable[int]) -> list[int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from duoka.hardware.gpu import Gpu, GpuProcess
-from duoka.hardware.processes import describe
 from duoka.hardware.vendors.report import MIB, Report, asked, torch_is_built_for
+from duoka.system.processes import describe
 
 DRIVER = Path("/dev/kfd")  # exists if the AMD driver is loaded
 NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from duoka.hardware.gpu import Gpu, GpuProcess
-from duoka.hardware.processes import describe
 from duoka.hardware.vendors.report import MIB, Report, asked, output
+from duoka.system.processes import describe
 
 TYPE, TOOL, IN_AUTO = "npu", "npu-smi", True
 IS_SORTED = True  # in another order the runtime sees none

@@ -10,8 +10,8 @@ import shutil
 from typing import Any
 
 from duoka.hardware.gpu import Gpu, GpuProcess
-from duoka.hardware.processes import describe
 from duoka.hardware.vendors.report import MIB, Report, asked, on_bus, output, torch_is_built_for
+from duoka.system.processes import describe
 
 TYPE, TOOL, IN_AUTO, IS_SORTED = "xpu", "xpu-smi", True, False
 VISIBLE: tuple[str, ...] = ("ZE_AFFINITY_MASK",)

@@ -13,9 +13,9 @@ from itertools import combinations
 from typing import Any
 
 from duoka.hardware.gpu import Gpu, GpuProcess
-from duoka.hardware.processes import describe
 from duoka.hardware.vendors import report
 from duoka.hardware.vendors.report import Report, asked
+from duoka.system.processes import describe
 from duoka.system.time_limit import within
 
 TYPE, TOOL, IN_AUTO, IS_SORTED = "cuda", "nvidia-smi", True, False
