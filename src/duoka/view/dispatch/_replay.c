@@ -14,7 +14,7 @@ stay the same: one build serves every Python from 3.10 on, and every torch. */
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 5 /* of what engine.py relies on: a module that was built before a change is not used */
+#define VERSION 6 /* of what engine.py relies on: a module that was built before a change is not used */
 #define MOST_WORDS 256 /* of a call, and so on: a call with more is made by `dispatch` */
 #define MOST_ARGUMENTS 32
 #define MOST_INPUTS 32
@@ -25,7 +25,7 @@ stay the same: one build serves every Python from 3.10 on, and every torch. */
 #define NAMES(X)                                                                                                       \
     X(batch) X(tensor) X(parameter) X(size) X(dtype) X(memory_format) X(getter) X(outdated) X(dispatch) X(made)        \
     X(failed) X(count_write) X(replicate) X(may_raise) X(may_fail) X(by_item) X(transform_level) X(forward_mode)       \
-    X(count_dispatch_modes) X(is_inference_mode) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)                     \
+    X(count_dispatch_modes) X(may_write) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)                     \
     X(modes_are_active) X(is_enabled) X(module_hooks) X(leaves) X(identity)
 
 enum {
@@ -130,7 +130,7 @@ typedef struct {
     PyObject *names[MOST_ARGUMENTS];
     PyObject *inputs[MOST_INPUTS];
     PyObject *batches[MOST_INPUTS];
-    int plain[MOST_INPUTS];
+    int plain[MOST_INPUTS], needs[MOST_INPUTS]; /* of plain tensors: place among the inputs, `requires_grad` */
     int word_count, arg_count, name_count, input_count, batch_count, plain_count;
 } Call;
 
@@ -213,6 +213,7 @@ static int add_plain(Call *call, PyObject *value)
     ADD(add_words(call, OF_TENSOR, (intptr_t)dims << 16 | (intptr_t)dtype << 1 | needs));
     for (int64_t i = 0; i < dims; i++)
         ADD(add_words(call, (intptr_t)sizes[i], (intptr_t)strides[i]));
+    call->needs[call->plain_count] = needs;
     call->plain[call->plain_count++] = call->input_count;
     call->inputs[call->input_count++] = value;
     return YES;
@@ -650,7 +651,7 @@ typedef struct {
     intptr_t *words; /* what they point to is kept alive by `key` */
     PyObject *key, *function, *view, *of_view; /* owned; of_view: the attributes of the view */
     const Program *program; /* `function`, if it is one in C */
-    int word_count, users, may_raise, by_item;
+    int word_count, users, may_raise, by_item, may_write;
 } Entry;
 
 static Entry *table[SLOTS];
@@ -743,7 +744,7 @@ static int contains(PyObject *set, PyObject *object)
 static PyObject *keep(PyObject *self, PyObject *const *values, Py_ssize_t count)
 {
     Call call;
-    PyObject *view = NULL;
+    PyObject *view = NULL, *writes;
     if (count != 5 || take(&call, values[1], values[2]) != YES || describe(&call, values[0]) != YES
         || (view = view_of(&call)) == NULL || attribute_is(view, A_watch, Py_None) != YES || is_one_share(view) != YES)
         goto done;
@@ -766,6 +767,9 @@ static PyObject *keep(PyObject *self, PyObject *const *values, Py_ssize_t count)
         entry->program = (Program *)values[4];
     entry->may_raise = contains(THE(may_raise), values[0]);
     entry->by_item = contains(THE(by_item), values[0]);
+    writes = PyObject_CallFunctionObjArgs(THE(may_write), values[0], values[2], NULL);
+    entry->may_write = writes != Py_False;
+    Py_XDECREF(writes);
     entry->of_view = GET(view, __dict__);
     entry->view = view;
     view = NULL;
@@ -800,10 +804,10 @@ static int is_ordinary(Entry *entry)
     if (OF_VIEW(entry, of_parameters) != Py_False || OF_VIEW(entry, has_sharded) != Py_False
         || OF_VIEW(entry, device) != Py_None || OF_VIEW(entry, watch) != Py_None)
         return NO;
-    PyObject *aliased = OF_VIEW(entry, aliased), *copies = aliased == NULL ? NULL : GET(aliased, copies);
-    Py_ssize_t held = copies == NULL ? -1 : PyObject_Size(copies);
-    Py_XDECREF(copies);
-    return held < 0 ? FAILED : held == 0;
+    PyObject *aliased = OF_VIEW(entry, aliased), *dict = aliased == NULL ? NULL : PyObject_GenericGetDict(aliased, NULL);
+    PyObject *copies = dict == NULL ? NULL : PyDict_GetItemWithError(dict, NAME(copies));
+    Py_XDECREF(dict);
+    return copies == NULL ? FAILED : PyObject_Size(copies) == 0;
 }
 
 /* YES if a function raises no error for the values of single rows, which the ranks would have to tell each other. */
@@ -835,13 +839,12 @@ static int replicate(Call *call, Entry *entry, PyObject **made)
     int records = -1;
     for (int i = 0; i < call->plain_count; i++) {
         PyObject **input = &call->inputs[call->plain[i]];
-        int needs = attribute_is(*input, A_requires_grad, Py_True);
-        if (needs == YES && records < 0)
-            records = returns(THE(is_grad_enabled), Py_True);
-        if (needs == FAILED || (needs == YES && records == FAILED))
-            return FAILED;
-        if (needs == NO || records == NO)
+        if (!call->needs[i])
             continue;
+        if (records < 0 && (records = returns(THE(is_grad_enabled), Py_True)) == FAILED)
+            return FAILED;
+        if (records == NO)
+            break;
         int known = attribute_is(*input, A_is_leaf, Py_True);
         if (known == YES) {
             PyObject *number = PyLong_FromVoidPtr(*input), *adopted = OF_VIEW(entry, _adopted);
@@ -899,11 +902,9 @@ static void tell(Call *call, PyObject *func, PyObject *view)
     Py_XDECREF(trace);
 }
 
+/* Count a write, as `count_write` of dispatch.py does. */
 static int count_write(Call *call, PyObject *func)
 {
-    int inference = returns(THE(is_inference_mode), Py_True);
-    if (inference != YES)
-        return inference == FAILED ? FAILED : YES;
     PyObject *args, *kwargs, *batches = list_of(call->batches, call->batch_count), *done = NULL;
     if (unpack(call, &args, &kwargs) == YES && batches != NULL)
         done = PyObject_CallFunctionObjArgs(THE(count_write), func, kwargs, batches, NULL);
@@ -937,7 +938,7 @@ static PyObject *run(Entry *entry, Call *call, PyObject *func)
             PyErr_Clear();
         else if (out == NULL)
             tell(call, func, entry->view);
-        else if (count_write(call, func) != YES)
+        else if (entry->may_write && count_write(call, func) != YES)
             Py_CLEAR(out);
     }
     Py_XDECREF(made);

@@ -29,9 +29,9 @@ from duoka.system.environment import variable
 from duoka.view.dispatch import replay
 from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, replicate
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor, may_write
 
-_VERSION = 5  # as in _replay.c
+_VERSION = 6  # as in _replay.c
 _IN_PYTHON = BatchTensor.__dict__["__torch_function__"]
 
 
@@ -104,7 +104,7 @@ def _configure(engine: Any) -> bool:
         "transform_level": transform_level,
         "forward_mode": FORWARD_MODE,
         "count_dispatch_modes": count_dispatch_modes,
-        "is_inference_mode": torch.is_inference_mode_enabled,
+        "may_write": may_write,
         "is_grad_enabled": torch.is_grad_enabled,
         "make_wrapper": make_wrapper,
         "zero": 0,
