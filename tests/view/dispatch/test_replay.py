@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from duoka.view.dispatch.replay import DescribedCall
 from duoka.view.support.recent import Recent
@@ -63,6 +64,47 @@ def test_other_values_in_the_same_calls(name: str) -> None:
                     torch.testing.assert_close(other[key], value)
                 else:
                     assert other[key] == value
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "gradients": torch.enable_grad,
+    "none": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_replays_in_another_mode_agree_with_the_rule(name: str) -> None:
+    """Recorded in one mode and replayed in each other, a call gives what its rule gives there."""
+    operation = OPERATIONS[name]
+
+    def outcome(mode: str, view: View) -> list[Any]:
+        given = _inputs(5, 1)
+        torch.manual_seed(1)
+        with MODES[mode]():
+            try:
+                out = operation(**given | {one: shared(view, given[one]) for one in ("x", "y", "c")})
+            except RuntimeError as error:
+                return [str(error)]
+            leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+            return [(leaf.requires_grad, leaf.dtype, leaf.is_inference(), whole_of(leaf)) for leaf in leaves]
+
+    def on_rank(view: View) -> None:
+        by_rule = {mode: outcome(mode, View(view.ranks, adopt=lambda leaf: None)) for mode in MODES}
+        for first in MODES:
+            recorded = View(view.ranks, adopt=lambda leaf: None)
+            outcome(first, recorded)
+            for mode in MODES:
+                for one, other in zip(by_rule[mode], outcome(mode, recorded), strict=True):
+                    if isinstance(one, str):
+                        assert one == other, (first, mode)
+                        continue
+                    *kind, values = one
+                    assert kind == [*other[:-1]], (first, mode)
+                    torch.testing.assert_close(other[-1], values, rtol=0, atol=0, equal_nan=True)
+
+    in_turns(2, on_rank)
 
 
 @pytest.mark.long

@@ -152,7 +152,8 @@ def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not isinstance(scores, BatchTensor) or scores._spec.dim != 1 or given["targets"].dim() != 2:
         return NotImplemented
     spec, reduction = scores._spec.at(0), given.pop("reduction")
-    lengths = {name: torch.as_tensor(given[name]) for name in ("input_lengths", "target_lengths")}
+    lengths = {name: given[name] for name in ("input_lengths", "target_lengths")}
+    lengths = {name: one if isinstance(one, Tensor) else torch.as_tensor(one) for name, one in lengths.items()}
     own = {name: rows_in(value, spec, 0) for name, value in {"targets": given["targets"], **lengths}.items()}
     each = func(**{**given, **own, "log_probs": scores._local}, reduction="none")
     if reduction == "mean":
