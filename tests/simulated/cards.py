@@ -169,6 +169,9 @@ def before_cuda() -> None:
         "_CudaDeviceProperties": Properties,
         "_CudaStreamBase": stream_base(sim),
         "_CudaEventBase": event_base(sim),
+        "_nvtx": SimpleNamespace(
+            **dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA"), lambda *args: 0)
+        ),
         "_nccl_version": lambda: (2 << 32) | (27 << 16) | 3,
         "_nccl_version_suffix": lambda: b"",
         "_nccl_unique_id": lambda: bytes(128),
