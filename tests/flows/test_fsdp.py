@@ -58,8 +58,9 @@ print("bytes", sum(tensor.untyped_storage().nbytes() for tensor in held), len(he
 """
 
 
+@pytest.mark.cpu_and_cards
 def test_each_rank_holds_its_part_of_parameters_gradients_and_moments(flow: Flow) -> None:
-    script = flow.write("held.py", TRAINED + HELD)
+    script = flow.script(flow.write("held.py", TRAINED + HELD))
     one = flow.python([script]).ok().stdout.splitlines()
     parts = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok().stdout.splitlines()
     assert parts[:-1] == one[:-1]

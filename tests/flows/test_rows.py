@@ -61,6 +61,7 @@ for step, (x, y) in enumerate(run.loader(torch.utils.data.TensorDataset(x, y), b
 """
 
 
+@pytest.mark.cpu_and_cards
 @pytest.mark.parametrize(
     ("rows", "when", "error", "told"),
     [
@@ -68,7 +69,7 @@ for step, (x, y) in enumerate(run.loader(torch.utils.data.TensorDataset(x, y), b
             "1:3:1",
             'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"',
             "CUDA error: uncorrectable ECC error encountered",
-            "CPU of rank 1 is lost, and left out from now on",
+            "{device} of rank 1 is lost, and left out from now on",
         ),
         (
             "auto",
@@ -83,4 +84,5 @@ def test_a_run_goes_on_without_what_was_lost(flow: Flow, rows: str, when: str, e
     alone = flow.run(["run", "--devices", "cpu:1", script]).ok().stdout
     result = flow.run(["run", "--rows", rows, "--devices", "cpu:3", "--restarts", "2", script]).ok()
     assert result.stdout.endswith(alone)
+    told = told.format(device="GPU 1 (Simulated GPU)" if flow.cards else "CPU")
     assert f"duoka: {told}\n" in result.stderr

@@ -28,8 +28,8 @@ before.
 
 What this cannot show: speed and overlap; real NCCL (deadlocks between communicators, time limits, its memory);
 kernels' own rounding, TF32, fused attention and cuDNN (torch's other paths run instead); memory of kernels,
-fragmentation; CUDA graphs, Triton, compiled code for GPUs, sparse tensors. Random numbers are other ones than a
-real card's.
+fragmentation; CUDA graphs, Triton, compiled code for GPUs, sparse tensors; the layouts in which Ascend keeps weights.
+Random numbers are other ones than a real card's.
 """
 
 from __future__ import annotations
