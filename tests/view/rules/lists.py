@@ -7,7 +7,8 @@ addbmm addr affine_grid_generator argwhere as_strided_copy as_strided_scatter au
 batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
 batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats binary_cross_entropy_with_logits
 bincount ccol_indices_copy choose_qparams_optimized col_indices_copy combinations convolution corrcoef
-cosine_embedding_loss cov crow_indices_copy ctc_loss dequantize diag diagflat dist embedding embedding_bag
+cosine_embedding_loss cov crow_indices_copy ctc_loss dequantize diag diagflat diagonal_scatter
+dist embedding embedding_bag
 expand_copy fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight
 fbgemm_linear_int8_weight_fp32_activation fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16
 fbgemm_pack_quantized_matrix frobenius_norm fused_moving_avg_obs_fake_quant grid_sampler grid_sampler_2d
@@ -19,7 +20,8 @@ native_group_norm native_layer_norm native_norm nonzero nonzero_static norm_exce
 poisson_nll_loss put q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point
 quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic quantized_batch_norm quantized_gru_cell
 quantized_lstm_cell quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d quantized_rnn_relu_cell
-quantized_rnn_tanh_cell row_indices_copy slice_copy slice_inverse smm sspaddmm sym_float sym_ite sym_max sym_min
+quantized_rnn_tanh_cell row_indices_copy select_scatter slice_copy slice_inverse slice_scatter smm sspaddmm sym_float
+sym_ite sym_max sym_min
 sym_not sym_sqrt sym_sum take trace triplet_margin_loss values_copy vdot view_copy
     """,
     "torch.Tensor": """
@@ -29,12 +31,14 @@ _autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _cdat
 _clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size
 _nested_tensor_storage_offsets _nested_tensor_strides _nnz _post_accumulate_grad_hooks _sparse_mask_projection
 _to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided_ as_strided_scatter bincount
-ccol_indices coalesce col_indices corrcoef cov crow_indices cumprod_ cumsum_ dense_dim dequantize diag diagflat dist
-fill_diagonal_ grad_dtype hash_tensor histc histogram index indices int_repr ipu is_coalesced is_distributed
+ccol_indices coalesce col_indices corrcoef cov crow_indices cumprod_ cumsum_ dense_dim dequantize diag diagflat
+diagonal_scatter dist fill_diagonal_ grad_dtype hash_tensor histc histogram index indices int_repr ipu is_coalesced
+is_distributed
 is_nonzero item kron map2_ map_ masked_scatter masked_scatter_ masked_select module_load mtia name nonzero
 nonzero_static numpy ormqr put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
-q_zero_point qscheme resize resize_ resize_as resize_as_ resize_as_sparse_ row_indices slice_inverse smm sparse_dim
-sparse_mask sparse_resize_ sparse_resize_and_clear_ sspaddmm storage storage_type sum_to_size take to_dense
+q_zero_point qscheme resize resize_ resize_as resize_as_ resize_as_sparse_ row_indices select_scatter slice_inverse
+slice_scatter smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sspaddmm storage storage_type
+sum_to_size take to_dense
 to_mkldnn to_sparse tolist trace unique unique_consecutive values vdot volatile
     """,
     "torch.functional": """

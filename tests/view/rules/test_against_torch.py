@@ -75,7 +75,6 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
         + (x * 1).index_fill_(-1, torch.tensor([1]), 2.0)
         + y.index_put((torch.arange(len(y))[:, None], torch.tensor([1, 1])), x[:, :2], accumulate=True)
     ),
-    "scatters": lambda x, y, c, w, v: x.select_scatter(y[:, 0], 1, 2) + y.slice_scatter(x[..., :2], 2, 1, 5, 2),
     "chunk": lambda x, y, c, w, v: x.chunk(2, dim=1)[0] + y.split(2, 1)[1] * torch.stack(x.unbind(1)[:2], 1),
     "cat": lambda x, y, c, w, v: torch.cat([x, y], 1).sum(1) + torch.stack([x, y], -1).prod(-1).sum(1),
     "matmul": lambda x, y, c, w, v: x @ w + F.linear(y, w, w[0]) + (x @ w[0])[..., None],
@@ -190,9 +189,7 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
         x.unfold(2, 3, 1).sum(-1) + torch.rot90(y, 2, (1, 2))[..., :4] + torch.fliplr(x)[..., 2:]
     ),
     "diagonals": lambda x, y, c, w, v: (
-        torch.diag_embed(x).diagonal(dim1=-2, dim2=-1)
-        + y.diagonal(1, 1, 2).sum(1)[:, None, None]
-        + x.diagonal_scatter(y[:, :, 0], 0, 1, 2)
+        torch.diag_embed(x).diagonal(dim1=-2, dim2=-1) + y.diagonal(1, 1, 2).sum(1)[:, None, None]
     ),
     "looked up": lambda x, y, c, w, v: (
         torch.bucketize(x, torch.linspace(-1, 1, 5))

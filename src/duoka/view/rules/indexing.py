@@ -275,19 +275,6 @@ def at_positions(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return batch if out is batch._local else BatchTensor(out, spec)
 
 
-def written_into(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """select_scatter and slice_scatter along another dimension: a copy of rows with a part written over."""
-    batch, src = (*args, *kwargs.values())[:2]
-    selects = func.__name__ == "select_scatter"
-    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % ndim_of(batch) == batch._spec.dim:
-        return NotImplemented
-    spec = batch._spec
-    own = rows_in(src, spec, spec.dim - (selects and dim % ndim_of(batch) < spec.dim))
-    named = {name: value for name, value in kwargs.items() if name != "src"}
-    return BatchTensor(func(batch._local, own, *args[2:], **named), spec)
-
-
 RULES: dict[Function, Rule] = {
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
@@ -297,5 +284,4 @@ RULES: dict[Function, Rule] = {
         + functions("index_add_ index_copy_ index_fill_ index_reduce_", (Tensor,)),
         at_positions,
     ),
-    **dict.fromkeys(functions("select_scatter slice_scatter", (Tensor, torch)), written_into),
 }

@@ -20,7 +20,6 @@ from duoka.view.rules.lookup import (
     functions,
     getters,
     ndim_of,
-    rows_in,
     shape_of,
     sizes_of,
     wrap,
@@ -190,19 +189,6 @@ def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return BatchTensor(func(batch._local, *args[1:], **kwargs), spec.at(rest[spec.dim]))
 
 
-def diagonal_scatter(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """diagonal_scatter(src, offset, dim1, dim2): a copy of rows with a diagonal replaced."""
-    batch, src = (*args, *kwargs.values())[:2]
-    if not isinstance(batch, BatchTensor) or len(args) < 2:
-        return NotImplemented
-    spec, ndim = batch._spec, ndim_of(batch)
-    dims = [argument(args, kwargs, 3 + i, f"dim{i + 1}", i) % ndim for i in range(2)]
-    if spec.dim in dims:
-        return NotImplemented
-    own = rows_in(src, spec, _left(spec.dim, dims))
-    return BatchTensor(func(batch._local, own, *args[2:], **kwargs), spec)
-
-
 def at_least(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """atleast_1d, atleast_2d and atleast_3d."""
     if len(args) == 1 and isinstance(args[0], BatchTensor):
@@ -335,7 +321,6 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), of_a_batch(pad)),
     **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch, torch.linalg)), of_a_batch(diagonal)),
     **dict.fromkeys(functions("diag_embed", (Tensor, torch)), of_a_batch(diag_embed)),
-    **dict.fromkeys(functions("diagonal_scatter", (Tensor, torch)), diagonal_scatter),
     **dict.fromkeys(functions("atleast_1d atleast_2d atleast_3d", (torch,)), at_least),
     **dict.fromkeys(functions("hstack vstack row_stack dstack column_stack", (torch,)), stacked),
     **dict.fromkeys(functions("hsplit vsplit dsplit", (Tensor, torch)), split_along),
