@@ -171,6 +171,12 @@ LAYOUTS = {
         "print(array.tolist(), y.tolist(), x.tolist())",
         "torch._foreach_add_([x[1], x, x[1]], 1)",
     ),
+    "tensors brought to one shape": on(
+        "(6, 4)",
+        "y, z = pair = torch.broadcast_tensors(x, x[:, :1])",
+        "print(type(pair), y is x, z.stride())",
+        "print(type(x.hsplit(2)), type(torch.atleast_2d(x, z)), torch.atleast_2d(x, z)[0] is x)",
+    ),
     "a result in the memory of an argument": on(
         "(4, 2, 4)",
         "y = x[:, :1].expand(x.shape)",

@@ -225,14 +225,14 @@ def split_along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     dim = {"vsplit": 0, "hsplit": 1 if ndim_of(batch) > 1 else 0, "dsplit": 2}[func.__name__]
     if isinstance(how, int) and shape_of(batch)[dim] % how:
         return NotImplemented  # torch raises the error
-    return list(torch.tensor_split(batch, how, dim))
+    return torch.tensor_split(batch, how, dim)
 
 
 def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """broadcast_tensors, as expand of each."""
+    """broadcast_tensors, as expand of each that has another shape."""
     tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
     shape = torch.broadcast_shapes(*map(shape_of, tensors))
-    return [tensor.expand(shape) for tensor in tensors]
+    return tuple(tensor if shape_of(tensor) == shape else tensor.expand(shape) for tensor in tensors)
 
 
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
