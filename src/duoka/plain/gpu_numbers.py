@@ -20,8 +20,6 @@ from duoka.private.torch import DEVICE_CONTEXT, constructors, device_index_funct
 
 _LIKE = "zeros_like ones_like empty_like full_like rand_like randn_like randint_like"
 _NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
-# Take it as the first argument.
-_FIRST = ((DEVICE_CONTEXT, "__init__"), (Tensor, "to"))
 # What functions of torch's module for GPUs return in a trial on the CPU.
 _WITHOUT_GPU = {"set_device": None, "synchronize": None, "current_device": 0, "get_device_name": "GPU"}
 
@@ -91,11 +89,12 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
     for space, names in ((torch, _LIKE), (Tensor, _NEW)):
         for name in names.split():
             patches.replace(space, name, make)
-    for space, name in _FIRST:
+    for space, name in (DEVICE_CONTEXT, "__init__"), (Tensor, "to"):  # take it as the first argument
         patches.replace(space, name, make_move)
     patches.replace(torch.serialization, "default_restore_location", make_restore)
     if not trial:
-        patches.replace(Tensor, device.type, lambda original: _to_accelerator)
+        if hasattr(Tensor, device.type):  # there is no Tensor.mps
+            patches.replace(Tensor, device.type, lambda original: _to_accelerator)
         for space, name in device_index_functions(accelerator.module()):
             patches.replace(space, name, make_index)
         return
