@@ -1,8 +1,9 @@
-"""Training and evaluation of models of many small functions: `host.py MODEL [ddp]`.
+"""Training and evaluation of models of many small functions: `host.py MODEL [ddp|fully_shard|api]`.
 
-A plain script; with ddp it does its own DistributedDataParallel, on its rows of every batch. Rank 0 prints medians:
-microseconds of processor time that its thread takes for a forward pass in training and in evaluation (clock:
-thread_time), milliseconds for a step and for a batch of evaluation, and milliseconds for the first step.
+A plain script; with ddp and fully_shard it is distributed by hand, on its rows of every batch, with api by duoka's
+API. Rank 0 prints medians: microseconds of processor time that its thread takes for a forward pass in training and in
+evaluation (clock: thread_time), milliseconds for a step and for a batch of evaluation, and milliseconds for the first
+step.
 """
 
 import os
@@ -13,6 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -129,7 +131,8 @@ MODELS = {
     "bert": (Bert, "ids"),
 }
 
-by_hand = sys.argv[2:] == ["ddp"]
+way = sys.argv[2] if len(sys.argv) > 2 else "plain"
+by_hand = way in ("ddp", "fully_shard")
 rank, world_size = 0, 1
 if by_hand:
     dist.init_process_group("gloo")
@@ -147,10 +150,22 @@ for _ in range(4):
     batches.append((x, y))
 if by_hand:  # its rows of every batch
     batches = [tuple(part.chunk(world_size)[rank] for part in batch) for batch in batches]
-    model = DistributedDataParallel(model)
+    if way == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        for part in (*model.blocks, model):
+            fully_shard(part)
 else:
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    batches = list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=N))
+    data = torch.utils.data.TensorDataset(x, y)
+    if way == "api":
+        import duoka
+
+        run = duoka.start()
+        run.model(model)
+        rank, batches = run.rank, list(run.loader(data, batch_size=N))
+    else:
+        batches = list(torch.utils.data.DataLoader(data, batch_size=N))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -173,7 +188,7 @@ def train(steps: int) -> float:
 def evaluate(steps: int) -> float:
     """The same in evaluation."""
     spent, right = 0.0, torch.zeros((), dtype=torch.long)
-    network = model.module if by_hand else model
+    network = model.module if way == "ddp" else model
     for step in range(steps):
         inputs, targets = batches[step % len(batches)]
         start = time.thread_time()
@@ -183,9 +198,9 @@ def evaluate(steps: int) -> float:
     return spent / steps
 
 
-def timed(run) -> tuple[float, float]:
+def timed(work) -> tuple[float, float]:
     start = time.perf_counter()
-    spent = run(STEPS)
+    spent = work(STEPS)
     return spent * 1e6, (time.perf_counter() - start) / STEPS * 1e3
 
 
