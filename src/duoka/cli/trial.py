@@ -22,7 +22,6 @@ from duoka.planning.options import Options
 from duoka.planning.plan import Plan, decide
 from duoka.system import environment
 from duoka.system.messages import say
-from duoka.watching.html import write_page
 
 
 def shown_options(verbose: str, quiet: str) -> Groups:
@@ -73,6 +72,8 @@ def write_report(path: Path | None, page: Callable[[], str]) -> None:
     """Write the result as a page, if that was asked for; say so if it cannot be written any more."""
     if path is None:
         return
+    from duoka.watching.html import write_page  # `duoka run` imports this file, too, and begins sooner without it
+
     try:
         write_page(path, page())
     except OSError as error:
