@@ -129,6 +129,28 @@ def two_models_in_turn(run: duoka.Run) -> Any:
     return weights(generator, critic)
 
 
+@program
+def parameters_in_a_list_of_the_script(run: duoka.Run) -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = [nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.zeros(4))]
+
+        def parameters(self, recurse: bool = True) -> Any:
+            return self.made
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.made[0] + self.made[1]
+
+    model = run.model(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(run):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return gradients(model), [listed(parameter) for parameter in model.parameters()]
+
+
 class Recomputed(torch.autograd.Function):
     """Computes a module again in the backward pass, as diffusion models do, and solvers by the adjoint method."""
 

@@ -242,6 +242,8 @@ def _check_room(module: nn.Module) -> None:
     """
     named_parameters = module.named_parameters()
     parameters = [(name, parameter) for name, parameter in named_parameters if isinstance(parameter, Sharded)]
+    if not parameters:  # those that the script's own `parameters()` returns have no names
+        return
     name, largest = max(parameters, key=lambda named: named[1]._block.size())
     size, room = largest._block.size(), memory_of(best())
     if size <= room:
