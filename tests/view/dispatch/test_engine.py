@@ -172,6 +172,42 @@ def test_calls_keep_nothing_alive() -> None:
     assert max(grown) < 40  # of 50 calls each
 
 
+def test_programs_are_collected_with_their_view() -> None:
+    """A program refers to the view of its results, which refers to the program."""
+
+    def work(view: View) -> None:
+        batch = BatchTensor.of(torch.randn(4, 3), view)
+        for _ in range(5):
+            torch.cat([batch, batch * 2.0], 1).split(2, 1)
+            batch.topk(2, 1)
+            F.layer_norm(batch, (3,))
+        assert view.programs.everything()
+
+    C.forget()
+    gc.collect()
+    before = count(gc.get_objects())
+    on_ranks(1, work)
+    C.forget()
+    gc.collect()
+    assert count(gc.get_objects()) == before
+
+
+def count(objects: list[Any]) -> int:
+    return sum(type(one).__name__ == "Program" for one in objects)
+
+
+def test_a_program_that_cannot_be_read_leaves_nothing() -> None:
+    function = F.linear
+    before = sys.getrefcount(function)
+    constant, unfinished = (4, 1, ()), (4, None)
+    for _ in range(20):
+        assert C.program((5, list, ((8, function, (constant,) * 50, ()),)), 1) is None
+        assert C.program((5, list, (constant,)), 1000) is None
+        with pytest.raises(TypeError):
+            C.program((5, list, ((8, function, (constant, unfinished), ()),)), 1)
+    assert sys.getrefcount(function) == before
+
+
 def test_recorded_draws_are_counted_and_those_of_one_device(chosen: str) -> None:
     """A compiled module is proven not to draw by this count."""
     x = torch.randn(7, 5)

@@ -594,6 +594,12 @@ static PyObject *call_program(PyObject *self, PyObject *lists, PyObject *named)
 static int visit_expression(const Expression *at, visitproc visit, void *arg)
 {
     Py_VISIT(at->object);
+    Py_VISIT(at->names);
+    if (at->made != NULL) {
+        Py_VISIT(at->made->meta);
+        Py_VISIT(at->made->positional);
+        Py_VISIT(at->made->named);
+    }
     for (int i = 0; i < at->count; i++) {
         int stop = visit_expression(&at->parts[i], visit, arg);
         if (stop)
