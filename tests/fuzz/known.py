@@ -171,6 +171,7 @@ LAYOUTS = {
         "print(array.tolist(), y.tolist(), x.tolist())",
         "torch._foreach_add_([x[1], x, x[1]], 1)",
     ),
+    "a hook on what requires no gradient": on("(6, 4)", "(x + 1).register_hook(print)", "x.register_hook(print)"),
     "tensors brought to one shape": on(
         "(6, 4)",
         "y, z = pair = torch.broadcast_tensors(x, x[:, :1])",

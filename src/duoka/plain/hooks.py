@@ -23,7 +23,7 @@ def install(session: Session) -> None:
 
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-            of_shares = isinstance(self, BatchTensor) and self._spec.view.shares.several
+            of_shares = isinstance(self, BatchTensor) and self._spec.view.shares.several and self.requires_grad
             if (self.is_leaf and of_shares) or (
                 not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
             ):

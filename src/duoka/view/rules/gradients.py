@@ -221,8 +221,9 @@ def _listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
-    if not batch._spec.view.shares.several:
-        return originals.register_hook(batch._local, hook_of_rows(batch, hook))
+    if not batch._spec.view.shares.several or not batch.requires_grad:  # then torch raises
+        rows = batch._shares[0]
+        return originals.register_hook(rows._local, hook_of_rows(rows, hook))
     joint = getattr(batch._shares[0]._local, "duoka_joint", None) or JointGradient(batch)
     return joint.register(hook)
 
