@@ -47,18 +47,18 @@ class _SavedParameter:
 
 
 class _SavedTensor:
-    __slots__ = ("_tensor", "_version")
+    __slots__ = ("_saved_version", "_tensor")
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor, version_of(tensor)
+        self._tensor, self._saved_version = tensor, version_of(tensor)
 
     def tensor(self) -> Tensor:
         version = version_of(self._tensor)
-        if version != self._version:  # torch does not check tensors with hooks
+        if version != self._saved_version:  # torch does not check tensors with hooks
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 f"tensor of shape {tuple(self._tensor.shape)} is at version {version}; expected version "
-                f"{self._version} instead."
+                f"{self._saved_version} instead."
             )
         return self._tensor
 
