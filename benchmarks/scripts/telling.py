@@ -21,7 +21,7 @@ def board() -> Callable[[], object]:
     import torch
 
     from duoka.supervision.status_board import StatusBoard
-    from duoka.view.support.user_code import user_line
+    from duoka.system.user_code import user_line
 
     slot = StatusBoard.create(2).slot(0)
     tensor, steps = torch.ones(3), 0

@@ -18,6 +18,8 @@ import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka import plain
+from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.shared_memory import SharedMemoryExchange, memory_size
 from duoka.hardware.gpu import Device
 from duoka.plain import session
 from duoka.plain.patching import Patches
@@ -27,8 +29,6 @@ from duoka.planning.plan import Kind, Plan
 from duoka.script import Target
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.environment import set_gloo_device
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 from tests.fuzz.program import FILE, Played, play
 
 PATIENCE = 60.0  # seconds without an answer after which ranks are taken to wait for each other

@@ -173,10 +173,10 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
     """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
     import torch
 
+    from duoka.collectives.multi_host import MultiHostCollectives
     from duoka.origins.forked import Forked
     from duoka.supervision.status_board import NullSlot
     from duoka.system.environment import RankInfo
-    from duoka.view.collectives.multi_host import MultiHostCollectives
 
     store, found = os.memfd_create("store"), {}
     both = plan(machines=Machines(2, 0, "127.0.0.1", 1))

@@ -8,7 +8,7 @@ STEPS = """
     import torch
     from torch.nn import functional as F
     from torch.utils.data import DataLoader, TensorDataset
-    from duoka.view.collectives.process import ProcessCollectives
+    from duoka.collectives.process import ProcessCollectives
 
     came, enter = [], ProcessCollectives._enter
     ProcessCollectives._enter = lambda self, text, told: (came.append(text), enter(self, text, told))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from duoka.collectives.process import ProcessCollectives
 from duoka.errors import Refused
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.strategies.fsdp import ModelSharding
-from duoka.view.collectives.process import ProcessCollectives
 from tests.view.processes import all_well, in_processes
 
 LAYERS = 5

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duoka.collectives.one_rank import OneRank
 from duoka.strategies import balancing
 from duoka.strategies.balancing import Balance, Point, balanced
-from duoka.view.collectives.one_rank import OneRank
 from duoka.view.view import View
 
 RANKS = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.1, 100.0)), min_size=2, max_size=8)

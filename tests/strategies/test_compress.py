@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import duoka
+from duoka.collectives.base import Collectives
 from duoka.strategies.compress import COMPRESSIONS, Compression, PowerSgd, compression
-from duoka.view.collectives.base import Collectives
 from duoka.view.view import View
 from tests.run.ranks import on_ranks as on_processes
 from tests.view.ranks import on_ranks

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import RanksApart, Refused
 from duoka.strategies import Ddp, create
-from duoka.view.collectives.one_rank import OneRank
 from duoka.view.view import View
 from tests.view.ranks import in_turns, on_ranks
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import OptionError
 from duoka.strategies.exact import Exact
-from duoka.view.collectives.one_rank import OneRank
 from tests.run.ranks import each_on_ranks, on_ranks
 from tests.strategies.test_conformance import PROGRAMS, exactly
 

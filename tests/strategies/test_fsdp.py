@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
+from duoka.collectives.process import ProcessCollectives
 from duoka.errors import OptionError, Refused
 from duoka.origins.forked import Forked
 from duoka.run import models
 from duoka.sharding.division import divide
 from duoka.sharding.parameter import Sharded
-from duoka.view.collectives.process import ProcessCollectives
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.shared_memory import is_possible
 from duoka.errors import RanksApart
 from duoka.supervision.status_board import AT_END, RING, TEXT, Collective, StatusBoard, name_ranks
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.collectives.shared_memory import is_possible
 from tests.view.processes import all_well, in_processes
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.shared_memory import SharedMemoryExchange, memory_size
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.environment import set_gloo_device
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 
 GONE = "gone"
 PATIENCE = 60  # seconds after which a rank is ended, whatever it waits for

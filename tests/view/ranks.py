@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.utils import _python_dispatch
 
-from duoka.view.collectives.base import Collectives
+from duoka.collectives.base import Collectives
 from duoka.view.random.generators import random_states, set_random_states
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec

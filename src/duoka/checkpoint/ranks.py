@@ -1,6 +1,6 @@
 """The ranks that load, save and restore together.
 
-`duoka.view.collectives.base.Collectives` is one implementation; `SingleRank` is the one for a single rank.
+`duoka.collectives.base.Collectives` is one implementation; `SingleRank` is the one for a single rank.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, SingleRank, on_first, ranks_here, together
 from duoka.checkpoint.sharded import are_first, holders, is_sharded, lay_out, parts_of, share_files
+from duoka.collectives.base import Collectives
 from duoka.errors import OptionError, WeightsError
 from duoka.planning.options import SIZES
-from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")

@@ -20,9 +20,9 @@ from torch import Tensor
 from duoka.checkpoint.formats import DTYPES, bytes_of
 from duoka.checkpoint.formats.safetensors import WIDENED
 from duoka.checkpoint.ranks import Ranks
+from duoka.collectives.base import Collectives
 from duoka.errors import WeightsError
 from duoka.system.machine import machine_name
-from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor
 
 BLOCK = 8 << 20  # bytes that are copied from a GPU, or sent to another rank, at once

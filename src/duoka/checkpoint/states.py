@@ -31,10 +31,10 @@ from duoka.checkpoint.directory import OWN_FILE
 from duoka.checkpoint.formats import Stored, part_of
 from duoka.checkpoint.saving import gathered, plain_names, plain_state, sharded_or_gathered
 from duoka.checkpoint.sharded import holders
+from duoka.collectives.base import Collectives
 from duoka.errors import CheckpointError, WeightsError
 from duoka.hardware import accelerator
 from duoka.private.torch import set_stepped, tree_map_only
-from duoka.view.collectives.base import Collectives
 
 DEEPEST = 100  # levels of nesting
 

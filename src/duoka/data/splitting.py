@@ -40,9 +40,9 @@ from duoka.private.torch import (
     tree_map_only,
 )
 from duoka.supervision import tracebacks
+from duoka.system.user_code import user_line
 from duoka.view.random.generators import random_marks, random_states, set_random_states
 from duoka.view.shares.partition import Partition
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 

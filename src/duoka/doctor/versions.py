@@ -20,11 +20,11 @@ def examine() -> Iterator[Finding]:
     import torch
     from torch import distributed
 
-    from duoka.view.dispatch import engine
+    from duoka.view.dispatch import native
 
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     yield check_torch(torch.__version__)
-    yield check_engine(engine.built() is not None)
+    yield check_engine(native.built() is not None)
     machine = inventory.read()
     yield from nvidia.examine(machine) if machine.vendor == "NVIDIA" else check_vendor(machine)
     yield from check_tried(machine.gpus)

@@ -315,7 +315,7 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     """Map shared memory for small CPU tensors, if duoka does the communication and there is one machine."""
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None
-    from duoka.view.collectives import shared_memory
+    from duoka.collectives import shared_memory
 
     if not shared_memory.is_possible():
         return None

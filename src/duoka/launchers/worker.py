@@ -267,9 +267,9 @@ def _run_plain(worker: WorkerArguments, info: RankInfo, script: Callable[[], Non
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
     """Run a plain script with the interceptions of several ranks, as the only worker of `plan`."""
+    from duoka.collectives.one_rank import OneRank
     from duoka.plain import run_plain
     from duoka.plain.shared_random import SharedRandom
-    from duoka.view.collectives.one_rank import OneRank
 
     with _messages(plan, 0) as say:
         run_plain(plan, OneRank(), SharedRandom(entropy), say, script)
@@ -298,7 +298,7 @@ def _run_distributed(worker: WorkerArguments, info: RankInfo) -> None:
 
     from duoka.network.rendezvous import empty_store_for_each_group, keep_destroyed_groups
     from duoka.supervision.flight_recorder import follow_recorder
-    from duoka.view.support.user_code import user_line
+    from duoka.system.user_code import user_line
 
     environment.set_rank_variables(info)
     environment.enable_flight_recorder()

@@ -198,7 +198,7 @@ class WorkerGroup:
     def abort_exchange(self) -> None:
         """Wake ranks that wait in shared memory, where they cannot notice that another rank is lost."""
         if self._exchange is not None:
-            from duoka.view.collectives.shared_memory import give_up
+            from duoka.collectives.shared_memory import give_up
 
             give_up(self._exchange)
 

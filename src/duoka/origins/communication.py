@@ -12,16 +12,16 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from duoka.collectives import shared_memory
+from duoka.collectives.base import Exchange
+from duoka.collectives.connecting import gather_texts
+from duoka.collectives.multi_host import MultiHostCollectives
+from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.shared_memory import SharedMemoryExchange
 from duoka.network.keys import Key
 from duoka.supervision.status_board import SLOT_SIZE, NullSlot, Slot, StatusBoard
 from duoka.system import environment
 from duoka.system.machine import SHARED_MEMORY, machine_name
-from duoka.view.collectives import shared_memory
-from duoka.view.collectives.base import Exchange
-from duoka.view.collectives.connecting import gather_texts
-from duoka.view.collectives.multi_host import MultiHostCollectives
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.collectives.shared_memory import SharedMemoryExchange
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from duoka.collectives.base import Exchange
+from duoka.collectives.direct import between
+from duoka.collectives.shared_memory import SharedMemoryExchange
 from duoka.network.keys import Key
 from duoka.network.rendezvous import reach_store
 from duoka.origins.communication import Communication
@@ -14,9 +17,6 @@ from duoka.origins.origin import Origin
 from duoka.planning.plan import Plan
 from duoka.supervision.status_board import Slot
 from duoka.system.environment import RankInfo
-from duoka.view.collectives.base import Exchange
-from duoka.view.collectives.direct import between
-from duoka.view.collectives.shared_memory import SharedMemoryExchange
 
 
 @dataclass(frozen=True)

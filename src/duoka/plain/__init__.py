@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from duoka.collectives.base import Collectives
 from duoka.errors import Refused
 from duoka.plain import (
     autograd,
@@ -37,7 +38,6 @@ from duoka.plain.session import open_session
 from duoka.plain.shared_random import SharedRandom
 from duoka.planning.plan import Plan
 from duoka.strategies import create
-from duoka.view.collectives.base import Collectives
 from duoka.view.support.determinism import be_deterministic
 from duoka.view.view import View
 

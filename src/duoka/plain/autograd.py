@@ -11,9 +11,9 @@ from torch.overrides import handle_torch_function
 
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
+from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import uses, whole_gradients
 from duoka.view.support.transforms import is_tracing
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import batches_in
 
 _OF_BACKWARD = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 
 from filelock import BaseFileLock  # which torch depends on
 
+from duoka.collectives.base import Collectives
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import place_of
 from duoka.system.modules import is_standard
-from duoka.view.collectives.base import Collectives
-from duoka.view.support.user_code import is_users_frame
+from duoka.system.user_code import is_users_frame
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 

@@ -1,7 +1,7 @@
 """Clocks: the script and its libraries read rank 0's, as their decisions may depend on it.
 
 Libraries also wait in loops whose lengths differ between ranks. There, and where only one rank reads a clock, it
-reads its own (`view/collectives/readings.py`). A date that a library reads is that of the first rank there.
+reads its own (`collectives/readings.py`). A date that a library reads is that of the first rank there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zlib import crc32
 
 from duoka.plain.builtin import Methods
 from duoka.plain.session import Session
-from duoka.view.support.user_code import is_users_frame
+from duoka.system.user_code import is_users_frame
 
 CLOCKS = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time"
 DATES = "ctime strftime localtime gmtime"  # of now, without an argument

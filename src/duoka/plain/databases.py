@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 _URI = 7  # position of the parameter uri of `connect`
 _WAIT = 0.1  # seconds between two attempts at a locked database

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.system.user_code import user_line
 from duoka.view.support.kinds import is_scripts_own
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from duoka.errors import Refused
 from duoka.hardware import accelerator
 from duoka.plain.session import Session
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 
 def install(session: Session) -> None:

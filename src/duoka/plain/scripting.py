@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP, before_calls, parameters_in, tree_map_only, version_of
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 Update = Callable[[], None]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from duoka.collectives.base import Collectives
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
@@ -15,7 +16,6 @@ from duoka.planning.options import BatchNorm, Loading, Randomness
 from duoka.private.lookup import untested
 from duoka.strategies import Strategy
 from duoka.strategies.balancing import Balance
-from duoka.view.collectives.base import Collectives
 from duoka.view.modules.calls import ModuleCalls
 from duoka.view.random.generators import RankStream
 from duoka.view.view import View

@@ -15,7 +15,7 @@ from typing import Any
 
 from duoka.plain.session import Session
 from duoka.private.python import SHOW_WARNING
-from duoka.view.support.user_code import outer_frames
+from duoka.system.user_code import outer_frames
 from duoka.view.tensor import outcome
 
 _DUOKA = str(Path(__file__).parents[1]) + "/"

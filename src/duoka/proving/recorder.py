@@ -21,8 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.naming import TensorNames
 from duoka.proving.recording import ROW_DIGEST, RecordingWriter, batches_file
+from duoka.system.user_code import user_line
 from duoka.trials.observer import TrialObserver, opened, replace_function, watch_loaders
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from duoka.collectives.base import Collectives
 from duoka.errors import RanksApart
 from duoka.network.keys import sign_object, verify_object
 from duoka.supervision.status_board import name_ranks
-from duoka.view.collectives.base import Collectives
 
 
 def gather_objects(value: Any, ranks: Collectives) -> list[Any]:

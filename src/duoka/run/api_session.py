@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, scripting, transforms
 from duoka.plain.saving import install_safetensors
@@ -17,7 +18,6 @@ from duoka.planning.options import BatchNorm, Loading, Randomness, check_shares,
 from duoka.run.backward import BackwardObserver
 from duoka.strategies import create
 from duoka.system import environment
-from duoka.view.collectives.base import Collectives
 from duoka.view.support.determinism import be_deterministic
 
 INTERCEPTIONS = (

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from duoka.collectives.base import Collectives
 from duoka.errors import OptionError, Refused
-from duoka.view.collectives.base import Collectives
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 Reached = Callable[[Tensor], bool]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
 from duoka.private.torch import tree_flatten, tree_unflatten
 from duoka.run.agreement import check_same
-from duoka.view.collectives.base import Collectives
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import memory_of
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession
-from duoka.view.collectives.base import Collectives
 from duoka.view.support.kinds import holds_shards, is_compiled
 
 ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation

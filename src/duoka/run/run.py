@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint.checkpoint import Checkpoint
+from duoka.collectives.base import Collectives
 from duoka.data.loader import Loader, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.origins.origin import Origin
@@ -26,7 +27,6 @@ from duoka.run.collect import LocalReductions
 from duoka.run.logs import Logs, check_step, check_values
 from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
 from duoka.supervision.tracebacks import headline
-from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 M = TypeVar("M", bound=nn.Module)

@@ -14,6 +14,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from duoka.collectives.base import Collectives
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import DeviceError, OptionError
 from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES, visible
@@ -28,8 +30,6 @@ from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system import environment
 from duoka.system.messages import say
-from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.one_rank import OneRank
 
 TIMEOUT = 600.0
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import count_hooks, count_references, gradient_is_accumulated, memory_of, version_of
 from duoka.sharding.pack import Arriving, Kind, Pack
+from duoka.system.user_code import user_line
 from duoka.view.shares.differentiable import GatherParameters
 from duoka.view.support.transforms import records_gradients
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from duoka.collectives.base import Collectives, IsolatedRank
 from duoka.errors import Refused
 from duoka.sharding.block import Block, StaleView
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.pack import Arriving, Kind
-from duoka.view.collectives.base import Collectives, IsolatedRank
+from duoka.system.user_code import user_line
 from duoka.view.copies import CopyStream
-from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from duoka.view.collectives.base import Collectives
+from duoka.collectives.base import Collectives
 from duoka.view.copies import CopyStream
 from duoka.view.tensor.batch import BatchTensor
 

@@ -34,9 +34,9 @@ from duoka.private.torch import (
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.sharding.saved import saving_positions
+from duoka.system.user_code import user_line
 from duoka.view.dispatch.moving import asked_device
 from duoka.view.support.transforms import records_gradients, without_modes
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, batches_in, may_write
 from duoka.view.tensor.spec import Spec
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from duoka.collectives.base import Collectives
+from duoka.collectives.stream_waits import StreamWaits
 from duoka.private.light import not_compiled
-from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.stream_waits import StreamWaits
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from duoka.view.collectives.base import Collectives
+from duoka.collectives.base import Collectives
 from duoka.view.support import originals
 from duoka.view.view import View
 

@@ -24,16 +24,16 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
 from duoka.strategies.sparse import average_sparse
-from duoka.view.collectives.base import Collectives
+from duoka.system.user_code import user_line
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.kinds import is_sharded
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 _EXACT = ("cpu", torch.float32)  # represents sums of 16-bit numbers exactly, over up to so many ranks:

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
-from duoka.view.collectives.base import Collectives
 
 
 class Compression(ABC):

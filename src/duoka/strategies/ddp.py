@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from duoka.collectives.base import Collectives
 from duoka.private.torch import copy_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, Unchanged
-from duoka.view.collectives.base import Collectives
 from duoka.view.support.originals import when_accumulated
 
 

@@ -23,15 +23,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.collectives.base import Collectives
+from duoka.collectives.tree_sum import Subtrees, Tree, start_sum
 from duoka.errors import Refused
 from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
-from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.tree_sum import Subtrees, Tree, start_sum
+from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import call_hooks
 from duoka.view.support import originals
 from duoka.view.support.originals import when_accumulated
-from duoka.view.support.user_code import user_line
 from duoka.view.view import View, exact_view
 
 

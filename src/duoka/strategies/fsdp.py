@@ -21,6 +21,9 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.collectives.base import Collectives
+from duoka.collectives.part import PartCollectives
+from duoka.collectives.process import ProcessCollectives
 from duoka.errors import Refused
 from duoka.hardware.accelerator import best, memory_of
 from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
@@ -32,11 +35,8 @@ from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
 from duoka.system import libc
-from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.part import PartCollectives
-from duoka.view.collectives.process import ProcessCollectives
+from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import hook_of_rows
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from duoka.collectives.base import Collectives
 from duoka.errors import Refused
-from duoka.view.collectives.base import Collectives
 
 _DENSE = -1  # in place of a number of entries
 

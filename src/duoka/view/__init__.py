@@ -8,8 +8,7 @@ rules/          what each torch function computes on a rank's rows
 modules/        calls of modules: plain inputs, compiled modules, activation checkpointing
 shares/         the partition of a batch, several shares in a process, collectives with gradients, BatchNorm
 random/         random draws for rows, and the generators
-collectives/    between ranks: process groups, shared memory, direct connections
-support/        the user's line, torch's originals, hooks, transforms, batch sizes
+support/        torch's originals, hooks, transforms, batch sizes
 """
 
 from duoka.view.rules import install

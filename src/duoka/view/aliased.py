@@ -27,8 +27,8 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
+from duoka.system.user_code import user_line
 from duoka.view.support.transforms import without_modes
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.strides import Strides, covers, global_distance
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 WORTH_A_WORD = 0.05  # share of the time
 

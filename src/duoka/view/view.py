@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import WithoutTorchFunctions, backward_of
+from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies
-from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import RankStream
 from duoka.view.row_independent import RowIndependent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
@@ -28,7 +29,6 @@ from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.originals import register_hook
 from duoka.view.support.recent import KEPT, Recent
 from duoka.view.support.sizes import SizeWatch
-from duoka.view.support.user_code import user_line
 from duoka.view.tally import Tally
 
 _MOST_NODES = 32  # of a graph that are searched for leaves

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import Refused
 from duoka.strategies.exact import Exact
-from duoka.view.collectives.one_rank import OneRank
 from duoka.view.rules import install
 from duoka.view.shares.local import ExactShares, LocalShares
 from duoka.view.shares.partition import weighted_sizes

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.view.collectives.one_rank import OneRank
+from duoka.collectives.one_rank import OneRank
 from duoka.view.shares.partition import Partition, weighted_sizes
 from duoka.view.view import View
 

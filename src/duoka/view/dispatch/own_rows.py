@@ -14,10 +14,10 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
+from duoka.system.user_code import user_line
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.random.draws import SeededMode
 from duoka.view.rules.lookup import same_rows
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import (
     BatchTensor,
     MultiShareBatch,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
+from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopy, holders, version, without_repetitions
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import (
     BatchTensor,
     MultiShareBatch,

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from duoka.private.torch import has_node_hooks, is_compiled_call, tree_map_only, uncounted
 from duoka.view.aliased import same_memory, version
-from duoka.view.dispatch import engine
+from duoka.view.dispatch import native
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled, ThreadState
 from duoka.view.modules.fast_paths import (
@@ -105,7 +105,7 @@ class ModuleCalls:
         self._ordinary = Recent(KEPT)  # class -> False if its modules are compiled, or have a fast path
         # call(original, module, args, kwargs): make the call `module(*args, **kwargs)` of the script; `original` is
         # torch's `nn.Module.__call__`.
-        in_c = engine.chosen()
+        in_c = native.chosen()
         self.call = self._in_python if in_c is None else partial(in_c.call_module, self)
 
     def _in_python(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -33,10 +33,10 @@ from duoka.private.torch import (
     tree_flatten,
     tree_unflatten,
 )
+from duoka.system.user_code import user_line
 from duoka.view.random.generators import random_states, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.support.sizes import SizeWatch, watched
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec
 from duoka.view.view import View

@@ -7,7 +7,7 @@ function.
 
 from __future__ import annotations
 
-from duoka.view.dispatch import engine
+from duoka.view.dispatch import native
 from duoka.view.rules import (
     along,
     attention,
@@ -59,4 +59,4 @@ def install() -> None:
     BatchTensor.computing = frozenset(
         rule for family in (products, attention, recurrent, losses) for rule in family.RULES.values()
     )
-    engine.install()
+    native.install()

@@ -32,42 +32,46 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     Dropout is drawn for (..., L, S).
     """
-    given = dict(zip(_NAMES, args, strict=False)) | kwargs
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    arguments = dict(zip(_NAMES, args, strict=False)) | kwargs
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     spec, right = align(tensors.values())
     if "query" not in tensors:
         return NotImplemented
     if right == 2:
-        return _of_queries(func, given, spec)
-    if right < 3 or (right == 3 and given.get("enable_gqa")):
+        return _of_queries(func, arguments, spec)
+    if right < 3 or (right == 3 and arguments.get("enable_gqa")):
         return NotImplemented
     longest = max(ndim_of(value) for value in tensors.values())
-    own = {name: localise(value, spec, right) for name, value in tensors.items()}
+    local = {name: localise(value, spec, right) for name, value in tensors.items()}
 
     def place(shape: tuple[int, ...]) -> Spec | None:
         return spec.at(len(shape) - right) if len(shape) >= right else None
 
-    recorder, query = spec.view.shares.recorder, own["query"]
-    if not given.get("dropout_p"):
-        out = func(**{**given, **own})
-    elif recorder and _may_mask(place, given["dropout_p"], query, (*query.shape[:-1], own["key"].shape[-2])):
-        values = [own.get(name, given.get(name)) for name in _NAMES]
+    recorder, query = spec.view.shares.recorder, local["query"]
+    if not arguments.get("dropout_p"):
+        out = func(**{**arguments, **local})
+    elif recorder and _may_mask(place, arguments["dropout_p"], query, (*query.shape[:-1], local["key"].shape[-2])):
+        values = [local.get(name, arguments.get(name)) for name in _NAMES]
         out = recorder.drawing(partial(_in_steps, place), *values)
     else:
         with placing(place):
-            out = func(**{**given, **own})
+            out = func(**{**arguments, **local})
     return BatchTensor(out, spec.at(longest - right))
 
 
-def _of_queries(func: Function, given: dict[str, Any], spec: Spec) -> Any:
+def _of_queries(func: Function, arguments: dict[str, Any], spec: Spec) -> Any:
     """Compute attention of queries that are rows to replicated keys and values."""
-    sides = [given.get("key"), given.get("value"), given.get("attn_mask")]
-    if given.get("is_causal") or given.get("dropout_p") or any(isinstance(side, BatchTensor) for side in sides):
+    sides = [arguments.get("key"), arguments.get("value"), arguments.get("attn_mask")]
+    if (
+        arguments.get("is_causal")
+        or arguments.get("dropout_p")
+        or any(isinstance(side, BatchTensor) for side in sides)
+    ):
         return NotImplemented
-    attn_mask = given.get("attn_mask")
-    own = {name: spec.view.replicate(given[name]) for name in ("key", "value")}
+    attn_mask = arguments.get("attn_mask")
+    local = {name: spec.view.replicate(arguments[name]) for name in ("key", "value")}
     masked = {} if attn_mask is None else {"attn_mask": localise(attn_mask, spec, 2)}
-    return BatchTensor(func(**{**given, **own, **masked, "query": given["query"]._local}), spec)
+    return BatchTensor(func(**{**arguments, **local, **masked, "query": arguments["query"]._local}), spec)
 
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward).parameters
@@ -78,45 +82,45 @@ _WEIGHTS = (*_BIASES, "in_proj_weight", "out_proj_weight", "q_proj_weight", "k_p
 
 def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """multi_head_attention_forward of (L, n, E), (S, n, E), masks of (n, S) or (n * heads, L, S)."""
-    given = _PARAMETERS | dict(zip(_PARAMETERS, args, strict=False)) | kwargs
-    sides = [given["query"], given["key"], given["value"]]
+    arguments = _PARAMETERS | dict(zip(_PARAMETERS, args, strict=False)) | kwargs
+    sides = [arguments["query"], arguments["key"], arguments["value"]]
     spec = next((side._spec for side in sides if isinstance(side, BatchTensor)), None)
     if spec is None or spec.dim != 1 or any(ndim_of(side) != 3 for side in sides):
         return NotImplemented
-    if any(isinstance(given[name], BatchTensor) for name in _WEIGHTS):
+    if any(isinstance(arguments[name], BatchTensor) for name in _WEIGHTS):
         return NotImplemented
-    heads = given["num_heads"]
+    heads = arguments["num_heads"]
     by_heads = replace(spec, dim=0, inner=spec.inner * heads)
-    given.update({name: spec.view.replicate(given[name]) for name in _WEIGHTS if given[name] is not None})
+    arguments.update({name: spec.view.replicate(arguments[name]) for name in _WEIGHTS if arguments[name] is not None})
     places = dict.fromkeys(("query", "key", "value"), spec) | {"key_padding_mask": spec.at(0)}
     places |= dict.fromkeys(("static_k", "static_v"), by_heads)
-    attn_mask = given["attn_mask"]
+    attn_mask = arguments["attn_mask"]
     if isinstance(attn_mask, BatchTensor) or (attn_mask is not None and ndim_of(attn_mask) == 3):
         if ndim_of(attn_mask) != 3:
             return NotImplemented
         places["attn_mask"] = by_heads
     rows: dict[int, Tensor] = {}  # torch checks whether query, key and value are one tensor
     for name, at in places.items():
-        value = given[name]
+        value = arguments[name]
         if value is not None:
             if id(value) not in rows:
                 rows[id(value)] = rows_in(value, at, at.dim)
-            given[name] = rows[id(value)]
+            arguments[name] = rows[id(value)]
 
     def place(shape: tuple[int, ...]) -> Spec | None:
         if len(shape) == 3:
             return by_heads
         return spec.at(0) if len(shape) == 4 else None
 
-    query, p, recorder = given["query"], given["dropout_p"], spec.view.shares.recorder
-    shape = query.shape[1], heads, query.shape[0], given["key"].shape[0]
-    if not p or not given["training"]:
-        out, weights = func(**given)
+    query, p, recorder = arguments["query"], arguments["dropout_p"], spec.view.shares.recorder
+    shape = query.shape[1], heads, query.shape[0], arguments["key"].shape[0]
+    if not p or not arguments["training"]:
+        out, weights = func(**arguments)
     elif recorder and _may_mask(place, p, query, shape):
-        out, weights = recorder.drawing(_with_masks(func, place), *given.values())
+        out, weights = recorder.drawing(_with_masks(func, place), *arguments.values())
     else:
         with placing(place):
-            out, weights = func(**given)
+            out, weights = func(**arguments)
     return BatchTensor(out, spec), weights if weights is None else BatchTensor(weights, spec.at(0))
 
 

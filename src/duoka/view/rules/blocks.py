@@ -76,7 +76,7 @@ def _without_nothing(tensors: Sequence[Tensor]) -> list[Tensor]:
     some = [tensor for tensor in tensors if shape_of(tensor) != (0,)]
     types = {dtype_of(tensor) for tensor in some}
     nothing = {dtype_of(tensor) for tensor in tensors} - types
-    same = all(torch.promote_types(one, other) == other for one in nothing for other in types)
+    same = all(torch.promote_types(dtype, other) == other for dtype in nothing for other in types)
     return some if same else list(tensors)
 
 
@@ -86,7 +86,7 @@ def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dic
     of = func(torch.empty(batch.shape, device="meta"), *args[1:], **kwargs)
     sizes = [piece.shape[spec.dim] for piece in of]
     specs = [spec_of_blocks(spec, size) for size in sizes]
-    pieces = batch._local.split([found.local_size for found in specs], spec.dim)
+    pieces = batch._local.split([piece.local_size for piece in specs], spec.dim)
     return type(of)(map(BatchTensor, pieces, specs))
 
 
@@ -101,15 +101,15 @@ def spec_of_blocks(spec: Spec, size: int) -> Spec:
 def blocks_of(items: tuple[Any, ...], batch: BatchTensor) -> Any:
     """Index whole blocks: `z[:n]`, `z[n:]`."""
     spec = batch._spec
-    place = items[0]
-    if spec.dim != 0 or not isinstance(place, slice) or place.step not in (None, 1):
+    item = items[0]
+    if spec.dim != 0 or not isinstance(item, slice) or item.step not in (None, 1):
         return NotImplemented
-    start, stop, _ = place.indices(spec.size)
-    found, before = spec_of_blocks(spec, stop - start), divmod(start, spec.partition.n * spec.inner)
+    start, stop, _ = item.indices(spec.size)
+    piece, before = spec_of_blocks(spec, stop - start), divmod(start, spec.partition.n * spec.inner)
     if before[1]:
         return NotImplemented
     first = before[0] * spec.partition.rows * spec.inner
-    return BatchTensor(batch._local.narrow(0, first, found.local_size), found)
+    return BatchTensor(batch._local.narrow(0, first, piece.local_size), piece)
 
 
 RULES: dict[Function, Rule] = {

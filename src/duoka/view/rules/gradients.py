@@ -72,23 +72,23 @@ def backward(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def backward_of_several(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.autograd.backward(tensors, grad_tensors)`."""
     tensors = _listed(args[0] if args else kwargs.pop("tensors"))
-    given = args[1] if len(args) > 1 else kwargs.pop("grad_tensors", None)
-    weights = [None] * len(tensors) if given is None else _listed(given)
+    grad_tensors = args[1] if len(args) > 1 else kwargs.pop("grad_tensors", None)
+    weights = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
     for tensor, weight in zip(tensors, weights, strict=True):
         if isinstance(tensor, BatchTensor) and weight is None:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     inputs = kwargs.pop("inputs", None)
     if inputs is not None:
-        kwargs["inputs"] = _own(_listed(inputs))
-    torch.autograd.backward(_own(tensors), _weights_of_rows(weights, tensors), *args[2:], **kwargs)
+        kwargs["inputs"] = _rows_of_each(_listed(inputs))
+    torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), *args[2:], **kwargs)
 
 
-def _own(tensors: list[Tensor]) -> list[Tensor]:
+def _rows_of_each(tensors: list[Tensor]) -> list[Tensor]:
     """Replace batches by the rows of the local shares."""
     return [
         part
         for tensor in tensors
-        for part in ([own._local for own in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor])
+        for part in ([share._local for share in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor])
     ]
 
 
@@ -100,23 +100,23 @@ def after_hooks(rows: Tensor) -> Tensor:
 
 def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
     """Rows count once over all ranks, so their weights are raised by world_size (module docstring)."""
-    found = []
+    weighing = []
     for weight, tensor in zip(weights, tensors, strict=True):
         if not isinstance(tensor, BatchTensor):
-            found.append(weight if weight is None else weight.to(tensor.device))
+            weighing.append(weight if weight is None else weight.to(tensor.device))
         elif weight is None:
-            found += [None] * len(tensor._shares)
+            weighing += [None] * len(tensor._shares)
         else:
             size = tensor._spec.view.ranks.world_size
-            found += [rows * size for rows in _rows_of(weight, tensor)]
-    return found
+            weighing += [rows * size for rows in _rows_of(weight, tensor)]
+    return weighing
 
 
 def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     """Return the rows of a gradient of `batch` for each local share."""
     if isinstance(gradient, BatchTensor):
-        return [own._local for own in gradient._shares]
-    return batch._spec.view.shares.each(lambda place: batch._shares[place]._spec.local_rows(gradient))
+        return [share._local for share in gradient._shares]
+    return batch._spec.view.shares.each(lambda index: batch._shares[index]._spec.local_rows(gradient))
 
 
 def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,12 +130,12 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _listed(args[0] if args else kwargs.pop("outputs")),
         _listed(args[1] if len(args) > 1 else kwargs.pop("inputs")),
     )
-    given = args[2] if len(args) > 2 else kwargs.pop("grad_outputs", None)
-    weights = [None] * len(outputs) if given is None else _listed(given)
+    grad_outputs = args[2] if len(args) > 2 else kwargs.pop("grad_outputs", None)
+    weights = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     how = dict(zip(_REST, args[3:], strict=False)) | kwargs
     weighing = _weights_of_rows(weights, outputs)
-    return whole_gradients(_own(outputs), inputs, view, grad_outputs=weighing, **how)
+    return whole_gradients(_rows_of_each(outputs), inputs, view, grad_outputs=weighing, **how)
 
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
@@ -148,9 +148,9 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     else:  # not every use of an input must be in the graph of the outputs
         unused_raises = not (filled or how.get("allow_unused"))
         how = {**how, "allow_unused": True, "materialize_grads": False}
-    found = iter(originals.grad(outputs, flat, **how))
+    gradients = iter(originals.grad(outputs, flat, **how))
     totals = [
-        _true_gradient([next(found) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
+        _true_gradient([next(gradients) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
     ]
     totals = [
         total if total is None or of not in view.leaf_hooks else call_hooks(view.leaf_hooks[of], total)
@@ -177,8 +177,8 @@ def uses(of: Tensor, view: View) -> list[Tensor]:
     """
     of = getattr(of, "duoka_parameter", of)
     if isinstance(of, BatchTensor):
-        return _own([of])
-    aliases = [one.alias(of) for one in view.siblings] if of.is_leaf else []
+        return _rows_of_each([of])
+    aliases = [sibling.alias(of) for sibling in view.siblings] if of.is_leaf else []
     return [of] if not aliases or aliases[0] is of else [*aliases, of]
 
 
@@ -186,32 +186,32 @@ _asks_for_grad: Any = Tensor.requires_grad
 _grad: Any = Tensor.grad
 
 
-def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor | None:
+def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Tensor | None:
     """Combine the gradients of `uses` into that of the tensor."""
-    own = view.shares
+    shares = view.shares
     if (parameter := getattr(of, "duoka_parameter", None)) is not None:
-        sharded = _true_gradient(found, parameter, view)
+        sharded = _true_gradient(received, parameter, view)
         return sharded.full_tensor() if isinstance(sharded, BatchTensor) else sharded
     if not isinstance(of, BatchTensor):
         # The leaf itself was used outside of shares, or among rows if each rank has one share.
-        parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
-        if not of.is_leaf and own.exact:
-            return found[0]
+        parts, apart = (received[:-1], received[-1]) if len(received) > 1 or shares.exact else (received, None)
+        if not of.is_leaf and shares.exact:
+            return received[0]
         total: Tensor | None = None
         if any(part is not None for part in parts):
-            total = AllReduceSum.apply(own, *(torch.zeros_like(of) if part is None else part for part in parts))
-            total = total / own.world_size
+            total = AllReduceSum.apply(shares, *(torch.zeros_like(of) if part is None else part for part in parts))
+            total = total / shares.world_size
         return apart if total is None else total if apart is None else apart + total
-    if all(part is None for part in found):
+    if all(part is None for part in received):
         return None
 
-    def share(part: Tensor | None, one: BatchTensor) -> BatchTensor:
-        rows = one._local
+    def share(part: Tensor | None, batch: BatchTensor) -> BatchTensor:
+        rows = batch._local
         if part is None:
-            return BatchTensor(torch.zeros_like(rows), one._spec)
-        return BatchTensor(part if rows.is_leaf else part / own.world_size, one._spec)  # divided on arrival
+            return BatchTensor(torch.zeros_like(rows), batch._spec)
+        return BatchTensor(part if rows.is_leaf else part / shares.world_size, batch._spec)  # divided on arrival
 
-    return join([share(part, one) for part, one in zip(found, of._shares, strict=True)])
+    return join([share(part, batch) for part, batch in zip(received, of._shares, strict=True)])
 
 
 def _listed(value: Any) -> list[Any]:
@@ -244,20 +244,20 @@ class JointGradient:
 
     def __init__(self, batch: BatchTensor) -> None:
         self._hooks: OrderedDict[int, Callable[[Tensor], Any]] = OrderedDict()
-        self._specs = [own._spec for own in batch._shares]
+        self._specs = [share._spec for share in batch._shares]
         self._scale = batch._spec.view.ranks.world_size
         self.sent: tuple[Tensor, ...] = ()  # to the rows as they were before
-        rows = [own._local for own in batch._shares]
+        rows = [share._local for share in batch._shares]
         with unnumbered():
-            for place, part in enumerate(rows):
-                originals.register_hook(part, partial(self._check, place))
+            for index, part in enumerate(rows):
+                originals.register_hook(part, partial(self._check, index))
         joined = _Joined.apply(self, *rows)
-        for own, part, before in zip(batch._shares, joined, rows, strict=True):
+        for share, part, before in zip(batch._shares, joined, rows, strict=True):
             part.duoka_joint, part.duoka_after_hooks = self, before
             if before.retains_grad:
                 originals.retain_grad(part)  # for `retains_grad`
-            own._rows = part
-            own.__dict__.pop("_cached", None)
+            share._rows = part
+            share.__dict__.pop("_cached", None)
 
     def register(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
         """Add a hook, to be called after those before."""
@@ -274,8 +274,8 @@ class JointGradient:
         self.sent = tuple(rows * self._scale for rows in _rows_of(changed, gradient))
         return self.sent
 
-    def _check(self, place: int, grad: Tensor) -> None:
-        if grad.data_ptr() != self.sent[place].data_ptr():
+    def _check(self, index: int, grad: Tensor) -> None:
+        if grad.data_ptr() != self.sent[index].data_ptr():
             raise Refused(
                 "with --strategy exact, a hook on a batch gets the gradient of what is computed from it later; this "
                 "batch was used before, or its function is differentiated twice: register the hook on x * 1"

@@ -161,8 +161,10 @@ def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
         return None
     at = list(rows.shape).index(spec.size)
     right = rows.dim() - at
-    own = torch.arange(spec.local_size, device=rows.device).view([-1 if d == at else 1 for d in range(rows.dim())])
-    items = [localise(item, spec, right) if item is not rows else own for item in walk.items]
+    positions = torch.arange(spec.local_size, device=rows.device).view(
+        [-1 if d == at else 1 for d in range(rows.dim())]
+    )
+    items = [localise(item, spec, right) if item is not rows else positions for item in walk.items]
     return _Local(tuple(items), walk.start + walk.tensor_dims - right, walk.ndim)
 
 
@@ -200,8 +202,8 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     local = _of_rows(batch, index)
     if local is None:
         return NotImplemented
-    own = localise(value, batch._spec, local.ndim - local.place)
-    batch._local[local.items] = own
+    local_value = localise(value, batch._spec, local.ndim - local.place)
+    batch._local[local.items] = local_value
     return None
 
 
@@ -221,9 +223,9 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
             # What is garbage may have been collected on another rank only.
             if spec.view.shares.processes.is_true_anywhere(_is_shared(plain)):
                 return False
-            strides, place = plain.stride(), spec.at(dim)
-            rows = laid_out(place.local_rows(plain).clone(), place.local_strides(strides))
-            torch.utils.swap_tensors(plain, BatchTensor(rows, place, strides))
+            strides, placement = plain.stride(), spec.at(dim)
+            rows = laid_out(placement.local_rows(plain).clone(), placement.local_strides(strides))
+            torch.utils.swap_tensors(plain, BatchTensor(rows, placement, strides))
             return True
     return False
 
@@ -253,8 +255,8 @@ def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     local = _of_rows(batch, tuple(indices))
     if local is None:
         return NotImplemented
-    own = localise(values, batch._spec, local.ndim - local.place)
-    out = func(batch._local, local.items[: len(indices)], own, *args[3:], **kwargs)
+    local_values = localise(values, batch._spec, local.ndim - local.place)
+    out = func(batch._local, local.items[: len(indices)], local_values, *args[3:], **kwargs)
     return batch if out is batch._local else BatchTensor(out, batch._spec)
 
 

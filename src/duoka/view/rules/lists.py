@@ -24,12 +24,12 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     first = args[0]
     if kwargs.keys() - {"alpha", "value", "weight", "scalar"} or not isinstance(first, (list, tuple)):
         return NotImplemented
-    listed = [place for place, value in enumerate(args) if isinstance(value, (list, tuple))]
-    if any(len(args[place]) != len(first) for place in listed):
+    listed = [index for index, value in enumerate(args) if isinstance(value, (list, tuple))]
+    if any(len(args[index]) != len(first) for index in listed):
         return NotImplemented
     if any(isinstance(value, BatchTensor) for value in (*args, *kwargs.values())):
         return NotImplemented
-    local: list[list[Any]] = [list(args[place]) for place in listed]
+    local: list[list[Any]] = [list(args[index]) for index in listed]
     specs: list[Any] = []
     for at in range(len(first)):
         operands = [values[at] for values in local]
@@ -42,28 +42,32 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return NotImplemented
         for values in local:
             values[at] = localise(values[at], *common)
-    given = list(args)
-    for place, values in zip(listed, local, strict=True):
-        given[place] = values
-    out = func(*given, **kwargs)
+    local_args = list(args)
+    for index, values in zip(listed, local, strict=True):
+        local_args[index] = values
+    out = func(*local_args, **kwargs)
     if out is None:
         return None
     if func.__name__.endswith("_"):
         return first
-    return tuple(one if spec is None else BatchTensor(one, spec) for one, spec in zip(out, specs, strict=True))
+    return tuple(value if spec is None else BatchTensor(value, spec) for value, spec in zip(out, specs, strict=True))
 
 
 def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Unscale gradients for GradScaler; one that is not finite on any rank is reported on all."""
-    gradients, found, scale = args
-    batches = [one for one in gradients if isinstance(one, BatchTensor)]
-    if not batches or kwargs or any(isinstance(one, BatchTensor) for one in (found, scale)):
+    gradients, found_inf, scale = args
+    batches = [gradient for gradient in gradients if isinstance(gradient, BatchTensor)]
+    if not batches or kwargs or any(isinstance(gradient, BatchTensor) for gradient in (found_inf, scale)):
         return NotImplemented
     view = batches[0]._spec.view
-    if found.is_cpu:
+    if found_inf.is_cpu:
         wait_for_copies(view.computes_on)
-    func([one._local if isinstance(one, BatchTensor) else one for one in gradients], found, scale)
-    view.ranks.all_reduce(found, ReduceOp.MAX)
+    func(
+        [gradient._local if isinstance(gradient, BatchTensor) else gradient for gradient in gradients],
+        found_inf,
+        scale,
+    )
+    view.ranks.all_reduce(found_inf, ReduceOp.MAX)
     return None
 
 
@@ -84,7 +88,7 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batches = batches_in(args)
     if any(isinstance(value, Tensor) and value.is_cpu for value in kwargs.values()):  # GradScaler's
         wait_for_copies(batches[0]._spec.view.computes_on)
-    func(*(tree_map_only(BatchTensor, lambda one: one._local, value) for value in args), **kwargs)
+    func(*(tree_map_only(BatchTensor, lambda batch: batch._local, value) for value in args), **kwargs)
     increment_version([batch._local for batch in batches])
     recorder = batches[0]._spec.view.shares.recorder
     if recorder is not None:
@@ -98,15 +102,16 @@ def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.keys() - {"ord", "dtype"} or len(args) > 2:
         return NotImplemented
     together: dict[Any, list[BatchTensor]] = {}
-    for one in args[0]:
-        if isinstance(one, BatchTensor):
-            together.setdefault((one._spec.view, one._local.device), []).append(one)
-    found: dict[int, Tensor] = {}
+    for tensor in args[0]:
+        if isinstance(tensor, BatchTensor):
+            together.setdefault((tensor._spec.view, tensor._local.device), []).append(tensor)
+    by_identity: dict[int, Tensor] = {}
     for batches in together.values():
-        whole = whole_norms(batches, order, dtype)
-        found.update({} if whole is None else zip(map(id, batches), whole, strict=True))
+        totals = whole_norms(batches, order, dtype)
+        by_identity.update({} if totals is None else zip(map(id, batches), totals, strict=True))
     return tuple(
-        found[id(one)] if id(one) in found else torch.linalg.vector_norm(one, order, dtype=dtype) for one in args[0]
+        by_identity[id(tensor)] if id(tensor) in by_identity else torch.linalg.vector_norm(tensor, order, dtype=dtype)
+        for tensor in args[0]
     )
 
 

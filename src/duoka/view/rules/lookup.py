@@ -20,9 +20,9 @@ def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.speci
 
     Special methods (`__add__`) are taken from Tensor only.
     """
-    found = [(space, name) for space in spaces for name in names.split() if hasattr(space, name)]
-    own = [getattr(space, name) for space, name in found if space is Tensor or not name.startswith("__")]
-    return [function for function in own if callable(function) and not isinstance(function, torch.dtype)]
+    named = [(space, name) for space in spaces for name in names.split() if hasattr(space, name)]
+    values = [getattr(space, name) for space, name in named if space is Tensor or not name.startswith("__")]
+    return [function for function in values if callable(function) and not isinstance(function, torch.dtype)]
 
 
 def getters(names: str) -> list[Function]:
@@ -31,9 +31,9 @@ def getters(names: str) -> list[Function]:
     return [attribute.__get__ for attribute in attributes if attribute is not None]
 
 
-def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any = None) -> Any:
     """Return an argument of a call, given by position or by name."""
-    return args[place] if len(args) > place else kwargs.get(name, default)
+    return args[index] if len(args) > index else kwargs.get(name, default)
 
 
 def from_left(dims: Iterable[Any], ndim: int) -> list[int]:
@@ -45,12 +45,12 @@ def from_left(dims: Iterable[Any], ndim: int) -> list[int]:
 
 def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:
     """Return a shape that is given as separate numbers, as one sequence, or by name."""
-    given = (
+    sizes = (
         args[1:]
         if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int))
         else argument(args, kwargs, 1, name)
     )
-    return [int(size) for size in given]
+    return [int(size) for size in sizes]
 
 
 def ndim_of(tensor: Tensor) -> int:
@@ -85,19 +85,19 @@ def align(values: Iterable[Any]) -> tuple[Spec, int]:
     for value in values:
         if not isinstance(value, BatchTensor):
             continue
-        mine, place = value._spec, value._rows.dim() - value._spec.dim
+        mine, from_right = value._spec, value._rows.dim() - value._spec.dim
         if spec is None:
-            spec, right = mine, place
-        elif place != right or not same_rows(mine, spec):
+            spec, right = mine, from_right
+        elif from_right != right or not same_rows(mine, spec):
             raise NotByRows
     if spec is None:
         raise NotByRows
     return spec, right
 
 
-def same_rows(one: Spec, other: Spec) -> bool:
+def same_rows(spec: Spec, other: Spec) -> bool:
     """Return True if two batches hold the same rows in the same order, in any dimension."""
-    return one.partition is other.partition and one.outer == other.outer and one.inner == other.inner
+    return spec.partition is other.partition and spec.outer == other.outer and spec.inner == other.inner
 
 
 def localise(value: Any, spec: Spec, right: int) -> Any:

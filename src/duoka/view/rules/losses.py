@@ -26,50 +26,50 @@ def _parameters(func: Function) -> tuple[tuple[str, ...], dict[str, Any]]:
 def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return all arguments by name; raise NotByRows if the deprecated `size_average` or `reduce` is used."""
     names, defaults = _parameters(func)
-    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-    if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
+    arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    if arguments.pop("size_average", None) is not None or arguments.pop("reduce", None) is not None:
         raise NotByRows
-    return given
+    return arguments
 
 
 def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """cross_entropy and nll_loss, with class weights, ignore_index, label smoothing and soft targets."""
-    given = _bound(func, args, kwargs)
-    scores, target, reduction = given["input"], given["target"], given.pop("reduction")
-    spec = next(side._spec for side in (scores, target, given["weight"]) if isinstance(side, BatchTensor))
-    if spec.dim != 0 or scores.dim() < 2 or isinstance(given["weight"], BatchTensor):
+    arguments = _bound(func, args, kwargs)
+    scores, target, reduction = arguments["input"], arguments["target"], arguments.pop("reduction")
+    spec = next(side._spec for side in (scores, target, arguments["weight"]) if isinstance(side, BatchTensor))
+    if spec.dim != 0 or scores.dim() < 2 or isinstance(arguments["weight"], BatchTensor):
         return NotImplemented
     scores, target = rows_in(scores, spec, 0), rows_in(target, spec, 0)
-    given.update(input=scores, target=target)
+    arguments.update(input=scores, target=target)
     if reduction == "none":
-        return BatchTensor(func(**given, reduction="none"), spec)
-    numerator, dtype = _sum_of(func, given)
+        return BatchTensor(func(**arguments, reduction="none"), spec)
+    numerator, dtype = _sum_of(func, arguments)
     if reduction == "sum":
         return spec.view.all_sum(numerator).to(dtype)
     if target.is_floating_point():  # soft targets: torch divides by the number of places
         places = spec.size * prod(scores.shape[2:])
         return (spec.view.all_sum(numerator) / places).to(dtype)
-    both = torch.stack([numerator, _weight_of(target, given).to(numerator.dtype)])
+    both = torch.stack([numerator, _weight_of(target, arguments).to(numerator.dtype)])
     total, weight = spec.view.all_sum(both)
     return (total / weight).to(dtype)
 
 
-def _sum_of(func: Function, given: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
+def _sum_of(func: Function, arguments: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
     """Return the sum of a loss, in at least 32 bits (16 may overflow), and the dtype of the result."""
-    if given["input"].dtype in (torch.float16, torch.bfloat16):
-        each = func(**given, reduction="none")
+    if arguments["input"].dtype in (torch.float16, torch.bfloat16):
+        each = func(**arguments, reduction="none")
         return each.float().sum(), each.dtype
-    total = func(**given, reduction="sum")
+    total = func(**arguments, reduction="sum")
     return total, total.dtype
 
 
-def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
+def _weight_of(target: Tensor, arguments: dict[str, Any]) -> Tensor:
     """Return the denominator of torch's mean: the class weights (or the number) of the targets not ignored."""
-    counted = target != given["ignore_index"]
-    if given["weight"] is None:
+    counted = target != arguments["ignore_index"]
+    if arguments["weight"] is None:
         number: Tensor = counted.sum()
         return number
-    weights: Tensor = given["weight"][target.masked_fill(~counted, 0)]
+    weights: Tensor = arguments["weight"][target.masked_fill(~counted, 0)]
     weight: Tensor = (weights * counted).sum().detach()
     return weight
 
@@ -82,23 +82,23 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
     together = operands.split()
 
     def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = _bound(func, args, kwargs)
-        tensors = {name: given[name] for name in together if isinstance(given.get(name), Tensor)}
+        arguments = _bound(func, args, kwargs)
+        tensors = {name: arguments[name] for name in together if isinstance(arguments.get(name), Tensor)}
         spec, right = align(tensors.values())
-        everywhere = [value for name, value in given.items() if name not in tensors]
+        everywhere = [value for name, value in arguments.items() if name not in tensors]
         if any(isinstance(value, BatchTensor) for value in everywhere):
             return NotImplemented
         if any(tensor.dim() != right for tensor in tensors.values() if tensor.dim()):  # the batch leads everywhere
             return NotImplemented
         if len({tensors[name].shape for name in together[:2] if name in tensors}) > 1:  # torch warns, of whole sizes
             return NotImplemented
-        own = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
-        reduction = given.pop("reduction")
-        each = BatchTensor(func(**{**given, **own}, reduction="none"), spec)
+        local = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
+        reduction = arguments.pop("reduction")
+        each = BatchTensor(func(**{**arguments, **local}, reduction="none"), spec)
         if reduction == "batchmean":
             return whole_sum(each, None, False, None) / tensors["input"].shape[0]
-        if reduction == "mean" and mean_by_weight and "weight" in own:
-            weights = whole_sum(BatchTensor(own["weight"], spec), None, False, None)
+        if reduction == "mean" and mean_by_weight and "weight" in local:
+            weights = whole_sum(BatchTensor(local["weight"], spec), None, False, None)
             return whole_sum(each, None, False, None) / weights
         return _reduced(each, reduction)
 
@@ -121,19 +121,21 @@ def sample_loss(operands: str) -> Rule:
     by_sample = operands.split()
 
     def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = _bound(func, args, kwargs)
-        if given.get("distance_function") is not None:  # which may compare any two rows
+        arguments = _bound(func, args, kwargs)
+        if arguments.get("distance_function") is not None:  # which may compare any two rows
             return NotImplemented
-        if any(isinstance(value, BatchTensor) for name, value in given.items() if name not in by_sample):
+        if any(isinstance(value, BatchTensor) for name, value in arguments.items() if name not in by_sample):
             return NotImplemented
-        spec = next(given[name]._spec for name in by_sample if isinstance(given[name], BatchTensor))
-        if spec.dim != 0 or given[by_sample[0]].dim() != 2:
+        spec = next(arguments[name]._spec for name in by_sample if isinstance(arguments[name], BatchTensor))
+        if spec.dim != 0 or arguments[by_sample[0]].dim() != 2:
             return NotImplemented
-        own = {name: rows_in(given[name], spec, 0) for name in by_sample}
-        reduction = given.pop("reduction")
-        whole = {name: value for name, value in given.items() if name not in by_sample and isinstance(value, Tensor)}
-        entered = {name: spec.view.replicate(value) for name, value in whole.items()}
-        each = BatchTensor(func(**{**given, **entered, **own}, reduction="none"), spec)
+        local = {name: rows_in(arguments[name], spec, 0) for name in by_sample}
+        reduction = arguments.pop("reduction")
+        others = {
+            name: value for name, value in arguments.items() if name not in by_sample and isinstance(value, Tensor)
+        }
+        entered = {name: spec.view.replicate(value) for name, value in others.items()}
+        each = BatchTensor(func(**{**arguments, **entered, **local}, reduction="none"), spec)
         return _reduced(each, reduction)
 
     return loss
@@ -147,17 +149,17 @@ def _reduced(each: BatchTensor, reduction: str) -> Any:
 
 def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """ctc_loss of (T, N, C) scores and (N, S) targets; its mean is over targets, then over samples."""
-    given = _bound(func, args, kwargs)
-    scores = given["log_probs"]
-    if not isinstance(scores, BatchTensor) or scores._spec.dim != 1 or given["targets"].dim() != 2:
+    arguments = _bound(func, args, kwargs)
+    scores = arguments["log_probs"]
+    if not isinstance(scores, BatchTensor) or scores._spec.dim != 1 or arguments["targets"].dim() != 2:
         return NotImplemented
-    spec, reduction = scores._spec.at(0), given.pop("reduction")
-    lengths = {name: given[name] for name in ("input_lengths", "target_lengths")}
+    spec, reduction = scores._spec.at(0), arguments.pop("reduction")
+    lengths = {name: arguments[name] for name in ("input_lengths", "target_lengths")}
     lengths = {name: one if isinstance(one, Tensor) else torch.as_tensor(one) for name, one in lengths.items()}
-    own = {name: rows_in(value, spec, 0) for name, value in {"targets": given["targets"], **lengths}.items()}
-    each = func(**{**given, **own, "log_probs": scores._local}, reduction="none")
+    local = {name: rows_in(value, spec, 0) for name, value in {"targets": arguments["targets"], **lengths}.items()}
+    each = func(**{**arguments, **local, "log_probs": scores._local}, reduction="none")
     if reduction == "mean":
-        each = each / own["target_lengths"].clamp_min(1).to(each)
+        each = each / local["target_lengths"].clamp_min(1).to(each)
     return _reduced(BatchTensor(each, spec), reduction)
 
 
@@ -171,8 +173,8 @@ def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return NotImplemented
     if any(side.dim() != right or side.dim() < 2 for side in args[:2]):
         return NotImplemented
-    own = [localise(side, spec, right) for side in args[:2]]
-    return BatchTensor(func(*own, *args[2:], **kwargs), spec)
+    local = [localise(side, spec, right) for side in args[:2]]
+    return BatchTensor(func(*local, *args[2:], **kwargs), spec)
 
 
 RULES: dict[Function, Rule] = {

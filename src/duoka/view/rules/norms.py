@@ -19,10 +19,10 @@ _IN_16_BITS = (torch.float16, torch.bfloat16)  # computed in 32, and rounded onc
 
 def order_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], matrices: bool) -> Any:
     """Return the order of a vector norm. matrices: torch.linalg.norm would compute a norm of matrices."""
-    given = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p"))
-    if func is torch.linalg.norm and given is not None and matrices:
+    order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p"))
+    if func is torch.linalg.norm and order is not None and matrices:
         return "of matrices"
-    return 2 if given is None or (given == "fro" and func is not torch.linalg.norm) else given
+    return 2 if order is None or (order == "fro" and func is not torch.linalg.norm) else order
 
 
 def whole_norm(
@@ -31,14 +31,14 @@ def whole_norm(
     """Compute the vector norm of a batch over dimensions that include the batch; see `whole_norms`."""
     view = batch._spec.view
     if view.gradient_norms is None or dims is not None or keepdim or not _is_exchanged([batch], order):
-        found = whole_norms([batch], order, dtype, dims, keepdim)
-        return None if found is None else found[0]
+        norms = whole_norms([batch], order, dtype, dims, keepdim)
+        return None if norms is None else norms[0]
     result = dtype or batch.dtype.to_real()
     norm = view.gradient_norms.of(
         batch,
         (order, dtype),
-        lambda rows: _own_norm(rows, 0, order, dtype),
-        lambda own: [one.to(result) for one in _exchange(own, order, view)],
+        lambda rows: _part_of_norm(rows, 0, order, dtype),
+        lambda parts: [norm.to(result) for norm in _exchange(parts, order, view)],
     )
     return whole_norms([batch], order, dtype)[0] if norm is None else norm  # type: ignore[index]
 
@@ -57,9 +57,9 @@ def whole_norms(
     """
     if not _is_exchanged(batches, order):
         return None
-    own = [_own_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
-    whole = _exchange(own, order, batches[0]._spec.view)
-    return [norm.to(dtype or batch.dtype.to_real()) for norm, batch in zip(whole, batches, strict=True)]
+    parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
+    totals = _exchange(parts, order, batches[0]._spec.view)
+    return [norm.to(dtype or batch.dtype.to_real()) for norm, batch in zip(totals, batches, strict=True)]
 
 
 def _is_exchanged(batches: Sequence[BatchTensor], order: Any) -> bool:
@@ -69,16 +69,16 @@ def _is_exchanged(batches: Sequence[BatchTensor], order: Any) -> bool:
     return all(batch.dtype.is_floating_point or batch.dtype.is_complex for batch in batches)
 
 
-def _exchange(own: Sequence[Tensor], order: float, view: View) -> list[Tensor]:
+def _exchange(parts: Sequence[Tensor], order: float, view: View) -> list[Tensor]:
     """Return the norms of whole tensors, for those of this rank's rows."""
     ranks = view.ranks
     of_ranks = Spec(view, Partition(ranks.world_size, ranks.rank, ranks.world_size))
-    gathered = of_ranks.gather(torch.cat([norm.flatten() for norm in own]).unsqueeze(0))
-    whole = torch.linalg.vector_norm(gathered, order, dim=0).split([norm.numel() for norm in own])
-    return [norm.view_as(like) for norm, like in zip(whole, own, strict=True)]
+    gathered = of_ranks.gather(torch.cat([norm.flatten() for norm in parts]).unsqueeze(0))
+    totals = torch.linalg.vector_norm(gathered, order, dim=0).split([norm.numel() for norm in parts])
+    return [norm.view_as(like) for norm, like in zip(totals, parts, strict=True)]
 
 
-def _own_norm(
+def _part_of_norm(
     rows: Tensor,
     dim: int,
     order: float,
@@ -92,5 +92,5 @@ def _own_norm(
     if not rows.shape[dim]:
         every = list(range(rows.dim())) if dims is None else dims
         return torch.sum(rows.abs(), every, keepdim, dtype=dtype)
-    found: Tensor = torch.linalg.vector_norm(rows, order, dims, keepdim, dtype=dtype)
-    return found
+    norm: Tensor = torch.linalg.vector_norm(rows, order, dims, keepdim, dtype=dtype)
+    return norm

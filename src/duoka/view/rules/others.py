@@ -75,11 +75,11 @@ def last(count: int) -> Mixed:
     return lambda args, kwargs, ndim: range(ndim - count, ndim) if ndim >= count else None
 
 
-def given(place: int, name: str, default: Any = None) -> Mixed:
+def dims_from(index: int, name: str, default: Any = None) -> Mixed:
     """Return a function that selects the dimension or dimensions in an argument."""
 
     def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
-        dims = argument(args, kwargs, place, name, default)
+        dims = argument(args, kwargs, index, name, default)
         if dims is None or isinstance(dims, int):
             return None if dims is None else [dims]
         return list(dims) if all(isinstance(dim, int) for dim in dims) else None
@@ -97,7 +97,7 @@ def _lengths_or_dims(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -
     lengths = argument(args, kwargs, 1, "s")
     if argument(args, kwargs, 2, "dim") is None and isinstance(lengths, (list, tuple)):
         return range(ndim - len(lengths), ndim)
-    return given(2, "dim")(args, kwargs, ndim)
+    return dims_from(2, "dim")(args, kwargs, ndim)
 
 
 def of_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,8 +113,8 @@ def of_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return NotImplemented
     if isinstance(args[0], BatchTensor) and spec.dim >= ndim_of(args[0]) - 2:
         return NotImplemented
-    own = [_stacked(side, spec.dim, max(map(ndim_of, sides)), spec) for side in sides]
-    return wrap(func(*own, *args[2:], **kwargs), spec)
+    local = [_stacked(side, spec.dim, max(map(ndim_of, sides)), spec) for side in sides]
+    return wrap(func(*local, *args[2:], **kwargs), spec)
 
 
 def _stacked(side: Tensor, dim: int, longest: int, spec: Any) -> Tensor:
@@ -128,26 +128,26 @@ def _stacked(side: Tensor, dim: int, longest: int, spec: Any) -> Tensor:
             raise NotByRows
         return side._local
     if side.dim() == 2 and longest > 3:  # of fewer dimensions it could be a stack of vectors
-        whole: Tensor = spec.view.replicate(side)
-        return whole
+        replicated: Tensor = spec.view.replicate(side)
+        return replicated
     if side.dim() != longest:
         raise NotByRows
     return rows_in(side, spec, dim) if shape_of(side)[dim] != 1 else spec.view.replicate(side)
 
 
-def by_elements_along(place: int, default: int | None) -> Rule:
+def by_elements_along(index: int, default: int | None) -> Rule:
     """cross and vecdot: of operands that broadcast, along one dimension."""
 
     def rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         spec, right = align(args[:2])
-        dim = argument(args, kwargs, place, "dim", default)
+        dim = argument(args, kwargs, index, "dim", default)
         if not isinstance(dim, int) or len(args) < 2:
             return NotImplemented
         ndim = max(ndim_of(side) for side in args[:2])
         if ndim - dim % ndim == right:
             return NotImplemented
-        own = [localise(side, spec, right) for side in args[:2]]
-        out = func(*own, *args[2:], **kwargs)
+        local = [localise(side, spec, right) for side in args[:2]]
+        out = func(*local, *args[2:], **kwargs)
         summed_behind = out.dim() < ndim and dim % ndim > ndim - right
         return BatchTensor(out, spec.at(out.dim() - right + summed_behind))
 
@@ -194,20 +194,20 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(LAST_TWO_OF_BOTH, _SPACES), of_matrices),
     **dict.fromkeys(functions("cond eig", (torch.linalg,)), apart(last(2))),  # others in torch itself
     **dict.fromkeys(functions("solve", (torch.linalg,)), of_matrices),
-    **dict.fromkeys(functions(SPECTRA, (torch.fft,)), apart(given(2, "dim", -1))),
-    **dict.fromkeys(functions(SPECTRA_OF_TWO, (torch.fft,)), apart(given(2, "dim", (-2, -1)))),
+    **dict.fromkeys(functions(SPECTRA, (torch.fft,)), apart(dims_from(2, "dim", -1))),
+    **dict.fromkeys(functions(SPECTRA_OF_TWO, (torch.fft,)), apart(dims_from(2, "dim", (-2, -1)))),
     **dict.fromkeys(functions(SPECTRA_OF_ALL, (torch.fft,)), apart(_lengths_or_dims)),
-    **dict.fromkeys(functions("fftshift ifftshift", (torch.fft,)), apart(given(1, "dim"))),
+    **dict.fromkeys(functions("fftshift ifftshift", (torch.fft,)), apart(dims_from(1, "dim"))),
     **dict.fromkeys(functions("view_as_complex view_as_complex_copy", (torch,)), apart(last(1))),
     **dict.fromkeys(functions("view_as_real view_as_real_copy", (torch,)), apart(lambda args, kwargs, ndim: [])),
     **dict.fromkeys(functions("fliplr", (Tensor, torch)), apart(lambda args, kwargs, ndim: [1])),
     **dict.fromkeys(functions("flipud msort", (Tensor, torch)), apart(lambda args, kwargs, ndim: [0])),
-    **dict.fromkeys(functions("roll", (Tensor, torch)), apart(given(2, "dims"))),
+    **dict.fromkeys(functions("roll", (Tensor, torch)), apart(dims_from(2, "dims"))),
     **dict.fromkeys(functions("flip", (Tensor, torch)), apart(_flipped)),
-    **dict.fromkeys(functions("rot90", (Tensor, torch)), apart(given(2, "dims", (0, 1)))),
-    **dict.fromkeys(functions("unfold unfold_copy", (Tensor,)), apart(given(1, "dimension"))),
-    **dict.fromkeys(functions("unfold_copy", (torch,)), apart(given(1, "dimension"))),
-    **dict.fromkeys(functions("gradient", (torch,)), apart(given(9, "dim"), beside=1)),
+    **dict.fromkeys(functions("rot90", (Tensor, torch)), apart(dims_from(2, "dims", (0, 1)))),
+    **dict.fromkeys(functions("unfold unfold_copy", (Tensor,)), apart(dims_from(1, "dimension"))),
+    **dict.fromkeys(functions("unfold_copy", (torch,)), apart(dims_from(1, "dimension"))),
+    **dict.fromkeys(functions("gradient", (torch,)), apart(dims_from(9, "dim"), beside=1)),
     **dict.fromkeys(functions("stft istft", (Tensor, torch)), short_time_spectrum),
     **dict.fromkeys(functions("cross", (Tensor, torch)), by_elements_along(2, None)),
     **dict.fromkeys(functions("cross vecdot", (torch.linalg,)), by_elements_along(2, -1)),

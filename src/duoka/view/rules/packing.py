@@ -112,8 +112,8 @@ def reordered(partition: Partition, index: Tensor) -> Partition | None:
         positions = [(owner[order] == rank).nonzero().flatten() for rank in range(partition.world_size)]
         return Ordered(partition.n, partition.rank, partition.world_size, positions, natural, order)
 
-    found: Ordered = _kept(natural, order.numpy().tobytes(), make)
-    return found
+    kept: Ordered = _kept(natural, order.numpy().tobytes(), make)
+    return kept
 
 
 def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,25 +142,29 @@ def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     spec = padded._spec
     if (spec.dim, spec.outer, spec.inner) != (0 if batch_first else 1, 1, 1) or isinstance(spec.partition, Packed):
         return NotImplemented
-    whole = lengths.full_tensor() if isinstance(lengths, BatchTensor) else lengths
+    all_lengths = lengths.full_tensor() if isinstance(lengths, BatchTensor) else lengths
     if (
-        whole.shape != (spec.partition.n,)
-        or int(whole.min()) < 1
-        or not torch.equal(whole, whole.sort(descending=True)[0])
+        all_lengths.shape != (spec.partition.n,)
+        or int(all_lengths.min()) < 1
+        or not torch.equal(all_lengths, all_lengths.sort(descending=True)[0])
     ):
         return NotImplemented  # torch raises the error
-    sizes = _going_on(whole)
+    sizes = _going_on(all_lengths)
 
     def make() -> Packed:
         entries = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(spec.partition.n)
-        there = whole > torch.arange(len(sizes)).unsqueeze(1)
-        positions = [entries[:, own][there[:, own]] for own in _positions(spec.partition)]
+        there = all_lengths > torch.arange(len(sizes)).unsqueeze(1)
+        positions = [
+            entries[:, local_lengths][there[:, local_lengths]] for local_lengths in _positions(spec.partition)
+        ]
         total = int(sizes.sum())
-        return Packed(total, spec.partition.rank, spec.partition.world_size, positions, spec.partition, whole.clone())
+        return Packed(
+            total, spec.partition.rank, spec.partition.world_size, positions, spec.partition, all_lengths.clone()
+        )
 
-    partition = _kept(spec.partition, ("packed", whole.numpy().tobytes()), make)
-    own = whole[_positions(spec.partition)[spec.partition.rank]]
-    data, _ = func(padded._local, own, batch_first)
+    partition = _kept(spec.partition, ("packed", all_lengths.numpy().tobytes()), make)
+    local_lengths = all_lengths[_positions(spec.partition)[spec.partition.rank]]
+    data, _ = func(padded._local, local_lengths, batch_first)
     return BatchTensor(data, Spec(spec.view, partition)), sizes
 
 

@@ -64,12 +64,12 @@ def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return BatchTensor(out, args[0]._spec) if isinstance(args[0], BatchTensor) else out
     spec, right = None, 0
     for value in values:
-        if isinstance(value, BatchTensor) and _place(value) > right:
-            spec, right = value._spec, _place(value)
+        if isinstance(value, BatchTensor) and _from_right(value) > right:
+            spec, right = value._spec, _from_right(value)
     return NotImplemented if spec is None else _rows_of(func, args, kwargs, spec, right)
 
 
-def _place(batch: BatchTensor) -> int:
+def _from_right(batch: BatchTensor) -> int:
     """Return the batch dimension, counted from the right."""
     return batch._rows.dim() - batch._spec.dim
 
@@ -80,14 +80,14 @@ def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec
     A batch that has other rows, or has them in another dimension (`y[None, :]`), is gathered.
     """
 
-    def own(value: Any) -> Any:
+    def local(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if isinstance(value, BatchTensor) and not (_place(value) == right and same_rows(value._spec, spec)):
+        if isinstance(value, BatchTensor) and not (_from_right(value) == right and same_rows(value._spec, spec)):
             value = value.full_tensor()
         return localise(value, spec, right)
 
-    out = func(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
+    out = func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
     if func in _GIVING_TWO:
         return wrap(out, spec.at(out[0].dim() - right))
     if not isinstance(out, Tensor):  # where(condition) gives indices
@@ -109,22 +109,22 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """As pointwise, writing to the local rows. Rows that are written to a plain tensor are gathered."""
     if not isinstance(args[0], BatchTensor):
         return NotImplemented
-    done = _rows_of(func, args, kwargs, args[0]._spec, _place(args[0]))
+    done = _rows_of(func, args, kwargs, args[0]._spec, _from_right(args[0]))
     return done if done is NotImplemented else args[0]
 
 
 def looked_up(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """bucketize, isin and searchsorted of one sequence: each entry among replicated values."""
-    place = 1 if func is torch.searchsorted or func in _SEARCHES else 0
-    if len(args) < 2 or not isinstance(args[place], BatchTensor):
+    index = 1 if func is torch.searchsorted or func in _SEARCHES else 0
+    if len(args) < 2 or not isinstance(args[index], BatchTensor):
         return NotImplemented
-    batch, values = args[place], args[1 - place]
+    batch, values = args[index], args[1 - index]
     if any(isinstance(value, Tensor) for value in (*args[2:], *kwargs.values())):
         return NotImplemented
-    if isinstance(values, Tensor) and place == 1 and ndim_of(values) > 1:
+    if isinstance(values, Tensor) and index == 1 and ndim_of(values) > 1:
         return _in_sequences_of_rows(func, args, kwargs)
-    whole = values.full_tensor() if isinstance(values, BatchTensor) else values
-    sides = (batch._local, whole) if place == 0 else (whole, batch._local)
+    gathered = values.full_tensor() if isinstance(values, BatchTensor) else values
+    sides = (batch._local, gathered) if index == 0 else (gathered, batch._local)
     return BatchTensor(func(*sides, *args[2:], **kwargs), batch._spec)
 
 
@@ -160,8 +160,8 @@ def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return NotImplemented
     if "channel" in func.__name__ and args[3] % ndim_of(batch) == batch._spec.dim:
         return NotImplemented
-    whole = [batch._spec.view.replicate(value) if isinstance(value, Tensor) else value for value in args[1:]]
-    return BatchTensor(func(batch._local, *whole), batch._spec)
+    replicated = [batch._spec.view.replicate(value) if isinstance(value, Tensor) else value for value in args[1:]]
+    return BatchTensor(func(batch._local, *replicated), batch._spec)
 
 
 def contiguous(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

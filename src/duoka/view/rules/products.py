@@ -33,7 +33,7 @@ def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     product = _product(*(args if func is not Tensor.__rmatmul__ else reversed(args)))
     out = (func if func is not Tensor.__rmatmul__ else torch.matmul)(product.left, product.right)
     spec = product.spec
-    return spec.view.all_sum(out) if product.summed else BatchTensor(out, spec.at(out.dim() - product.place))
+    return spec.view.all_sum(out) if product.summed else BatchTensor(out, spec.at(out.dim() - product.from_right))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Product:
     left: Tensor
     right: Tensor
     spec: Spec
-    place: int
+    from_right: int
     summed: bool
 
 
@@ -59,41 +59,41 @@ def _product(left: Tensor, right: Tensor) -> _Product:
         return _Product(left._local, right._local, left._spec, roles[0] or 0, roles[0] == _SUMMED)  # type: ignore[attr-defined]
     if roles[0] is not None and roles[1] is not None:  # one operand is gathered, that with the summed dimension first
         if roles[0] == _SUMMED:
-            return _product(_whole(left), right)
-        return _product(left, _whole(right))
-    own, role, other = (left, roles[0], right) if roles[0] is not None else (right, roles[1], left)
-    assert isinstance(own, BatchTensor)
-    spec, shape = own._spec, tuple(other.shape)
+            return _product(_gathered(left), right)
+        return _product(left, _gathered(right))
+    batch, role, other = (left, roles[0], right) if roles[0] is not None else (right, roles[1], left)
+    assert isinstance(batch, BatchTensor)
+    spec, shape = batch._spec, tuple(other.shape)
     if role == _SUMMED:
         dim = len(shape) - 1 if other is left else max(len(shape) - 2, 0)
         if shape[dim] != spec.size:
             raise NotByRows
-        place, part = 0, spec.local_rows(other, dim)
+        from_right, part = 0, spec.local_rows(other, dim)
     elif role == _LINES:
-        place, part = (1 if own is right or len(shape) == 1 else 2), spec.view.replicate(other)
+        from_right, part = (1 if batch is right or len(shape) == 1 else 2), spec.view.replicate(other)
     else:
         # If the other side is a vector, the product lacks the last dimension.
         assert role is not None
-        place = role - (len(shape) == 1)
+        from_right = role - (len(shape) == 1)
         if len(shape) >= role and shape[-role] not in (1, spec.size):
             raise NotByRows
         of_rows = len(shape) >= role and shape[-role] == spec.size
         part = spec.local_rows(other, len(shape) - role) if of_rows else spec.view.replicate(other)
-    sides = (own._local, part) if own is left else (part, own._local)
-    return _Product(*sides, spec, place, role == _SUMMED)
+    sides = (batch._local, part) if batch is left else (part, batch._local)
+    return _Product(*sides, spec, from_right, role == _SUMMED)
 
 
 def _role(side: Tensor, summed: int) -> int | None:
     """Return the role of the batch in an operand: summed over, rows or columns, or a dimension of the stack."""
     if not isinstance(side, BatchTensor):
         return None
-    place, ndim = ndim_of(side) - side._spec.dim, ndim_of(side)
-    if ndim == 1 or place == summed:
+    from_right, ndim = ndim_of(side) - side._spec.dim, ndim_of(side)
+    if ndim == 1 or from_right == summed:
         return _SUMMED
-    return place if place > 2 else _LINES
+    return from_right if from_right > 2 else _LINES
 
 
-def _whole(side: Tensor) -> Tensor:
+def _gathered(side: Tensor) -> Tensor:
     return side.full_tensor() if isinstance(side, BatchTensor) else side
 
 
@@ -104,11 +104,11 @@ def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     beside, left, right = args
     if not batches_in((left, right)) or (product := _product(left, right)).summed:
         return NotImplemented
-    own = localise(beside, product.spec, product.place)
-    out = func(own, product.left, product.right, **kwargs)
-    if out is own:  # in place
+    addend = localise(beside, product.spec, product.from_right)
+    out = func(addend, product.left, product.right, **kwargs)
+    if out is addend:  # in place
         return beside if isinstance(beside, BatchTensor) else NotImplemented
-    return BatchTensor(out, product.spec.at(out.dim() - product.place))
+    return BatchTensor(out, product.spec.at(out.dim() - product.from_right))
 
 
 def added_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,12 +133,12 @@ def tensordot(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
     """Compute a tensordot by the rule for einsum."""
-    letters = [chr(ord("a") + place) for place in range(ndim_of(left))]
-    others = [chr(ord("A") + place) for place in range(ndim_of(right))]
-    for one, other in zip(over_left, over_right, strict=True):
-        others[other] = letters[one]
-    free = [letter for place, letter in enumerate(letters) if place not in over_left]
-    free += [letter for place, letter in enumerate(others) if place not in over_right]
+    letters = [chr(ord("a") + index) for index in range(ndim_of(left))]
+    others = [chr(ord("A") + index) for index in range(ndim_of(right))]
+    for dim, other in zip(over_left, over_right, strict=True):
+        others[other] = letters[dim]
+    free = [letter for index, letter in enumerate(letters) if index not in over_left]
+    free += [letter for index, letter in enumerate(others) if index not in over_right]
     equation = f"{''.join(letters)},{''.join(others)}->{''.join(free)}"
     return einsum(torch.einsum, (equation, left, right), {})
 
@@ -157,8 +157,8 @@ def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not isinstance(left, BatchTensor) or left._spec.dim != 0 or left.dim() != right.dim() or left.dim() > 2:
         return NotImplemented
     spec = left._spec
-    whole = spec.view.replicate(right.full_tensor() if isinstance(right, BatchTensor) else right)
-    return BatchTensor(func(left._local, whole, *args[2:], **kwargs), spec)
+    columns = spec.view.replicate(right.full_tensor() if isinstance(right, BatchTensor) else right)
+    return BatchTensor(func(left._local, columns, *args[2:], **kwargs), spec)
 
 
 def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,10 +168,10 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not isinstance(equation, str):
         return NotImplemented
     letters, output = _spelled(equation.replace(" ", ""), [ndim_of(operand) for operand in operands])
-    first = next(place for place, operand in enumerate(operands) if isinstance(operand, BatchTensor))
+    first = next(index for index, operand in enumerate(operands) if isinstance(operand, BatchTensor))
     spec, letter = operands[first]._spec, letters[first][operands[first]._spec.dim]
-    own = [_by_letter(operand, names, letter, spec) for operand, names in zip(operands, letters, strict=True)]
-    out = func(equation, own)
+    local = [_by_letter(operand, names, letter, spec) for operand, names in zip(operands, letters, strict=True)]
+    out = func(equation, local)
     return BatchTensor(out, spec.at(output.index(letter))) if letter in output else spec.view.all_sum(out)
 
 
@@ -184,15 +184,15 @@ def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str]:
     names = inputs.split(",")
     if len(names) != len(counts):
         raise NotByRows
-    unused = [chr(place) for place in range(0x391, 0x3D0)]  # any that are not torch's
+    unused = [chr(code) for code in range(0x391, 0x3D0)]  # any that are not torch's
     widths = [count - len(name) + 3 if "." in name else 0 for name, count in zip(names, counts, strict=True)]
     if min(widths) < 0 or max(widths) > len(unused):
         raise NotByRows
     fill = "".join(unused[: max(widths)])
-    found = [name.replace("...", fill[len(fill) - width :]) for name, width in zip(names, widths, strict=True)]
-    if [len(name) for name in found] != counts:
+    spelled = [name.replace("...", fill[len(fill) - width :]) for name, width in zip(names, widths, strict=True)]
+    if [len(name) for name in spelled] != counts:
         raise NotByRows
-    return found, output.replace("...", fill)
+    return spelled, output.replace("...", fill)
 
 
 def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
@@ -204,7 +204,7 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
     if names.count(letter) > 1:
         raise NotByRows
     if letter not in names or shape_of(operand)[names.index(letter)] == 1 != spec.size:
-        return spec.view.replicate(_whole(operand))
+        return spec.view.replicate(_gathered(operand))
     return rows_in(operand, spec, names.index(letter))
 
 
@@ -292,14 +292,14 @@ def _with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, An
     if others and not (several and all(o._spec.dim == spec.dim and same_rows(o._spec, spec) for o in others)):
         return NotImplemented
 
-    def own(value: Any) -> Any:
+    def local(value: Any) -> Any:
         if isinstance(value, BatchTensor) or not isinstance(value, Tensor):
             return value._local if isinstance(value, BatchTensor) else value
         if several and value.dim() == args[0].dim() and value.shape[spec.dim] == spec.size:
             return spec.local_rows(value)
         return spec.view.replicate(value)
 
-    return wrap(func(*map(own, args), **{name: own(value) for name, value in kwargs.items()}), spec)
+    return wrap(func(*map(local, args), **{name: local(value) for name, value in kwargs.items()}), spec)
 
 
 _BY_DIMS = {

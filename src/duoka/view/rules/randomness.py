@@ -28,14 +28,14 @@ rand_like randn_like randint_like bernoulli normal poisson multinomial binomial
 FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ log_normal_ dropout_ alpha_dropout_"
 
 
-def placing(place: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
+def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
     """Return a context in which operators that draw for rows draw for the whole batch and keep the local rows.
 
     place: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
     """
 
     def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        spec = place(shape_drawn(args, kwargs))
+        spec = spec_of(shape_drawn(args, kwargs))
         if spec is None:
             return operator(*args, **kwargs)
         view, draw_cache = spec.view, spec.view.shares.draw_cache
@@ -94,14 +94,14 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # torch adds a dimension before those of a tensor that it takes for a single sample.
     inside = replace(spec, dim=spec.dim + 1) if _UNBATCHED.get(func) == spec.dim + right else spec
 
-    def place(shape: tuple[int, ...]) -> Spec | None:
+    def spec_of(shape: tuple[int, ...]) -> Spec | None:
         if features and inside.dim > 1:
             return None  # one draw for each sample and channel
         return inside if len(shape) > inside.dim and shape[inside.dim] == spec.local_size else None
 
     rows = [localise(value, spec, right) for value in args]
     named = {name: localise(value, spec, right) for name, value in kwargs.items()}
-    with placing(place, None if features else _order_in((*args, *kwargs.values()), func)):
+    with placing(spec_of, None if features else _order_in((*args, *kwargs.values()), func)):
         return wrap(func(*rows, **named), spec)
 
 
@@ -146,8 +146,8 @@ def mask(
         if not 0 < p < 1 or rows.stride() != local_strides:
             raise Outdated
         view.drawn += 1
-        whole = torch.empty_strided(shape, strides, dtype=rows.dtype, device=rows.device).bernoulli_(1 - p)
-        return whole.narrow(dim, start, size).div_(1 - p)  # type: ignore[arg-type]
+        mask = torch.empty_strided(shape, strides, dtype=rows.dtype, device=rows.device).bernoulli_(1 - p)
+        return mask.narrow(dim, start, size).div_(1 - p)  # type: ignore[arg-type]
 
     return draw
 

@@ -25,13 +25,13 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return NotImplemented
     if isinstance(args[3], (list, tuple)):
         return _of_packed(func, args)
-    data, given, weights, _, count, dropout, training, _, batch_first = args
+    data, states, weights, _, count, dropout, training, _, batch_first = args
     dim = 0 if batch_first else 1
-    spec = _spec_of([(data, dim), *((state, 1) for state in _listed(given))])
-    rows, (own, whole) = rows_in(data, spec, dim), _operands(given, weights, spec.at(1))
+    spec = _spec_of([(data, dim), *((state, 1) for state in _listed(states))])
+    rows, (local_states, replicated) = rows_in(data, spec, dim), _operands(states, weights, spec.at(1))
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
     with draws if dropout and training and count > 1 else nullcontext():
-        out, *after = func(rows, own, whole, *args[3:])
+        out, *after = func(rows, local_states, replicated, *args[3:])
     return BatchTensor(out, spec.at(dim)), *(BatchTensor(state, spec.at(1)) for state in after)
 
 
@@ -40,14 +40,14 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
 
     For a single sequence torch draws for (entries, 1, H).
     """
-    data, sizes, given, weights, _, count, dropout, training, _ = args
+    data, sizes, states, weights, _, count, dropout, training, _ = args
     partition = packed_cut(data, sizes)
     spec = data._spec
     sequences = Spec(spec.view, partition.sequences, 1)
-    own, whole = _operands(given, weights, sequences)
+    local_states, replicated = _operands(states, weights, sequences)
     draws = placing(lambda shape: spec if len(shape) > 1 else None)
     with draws if dropout and training and count > 1 else nullcontext():
-        out, *after = func(data._local, partition.own_sizes, own, whole, *args[4:])
+        out, *after = func(data._local, partition.own_sizes, local_states, replicated, *args[4:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
 
 
@@ -64,8 +64,8 @@ def _operands(states: Any, weights: Sequence[Any], spec: Spec) -> tuple[Any, lis
     if any(isinstance(weight, BatchTensor) for weight in weights):
         raise NotByRows
     rows = tuple(rows_in(state, spec, spec.dim) for state in _listed(states))
-    whole = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
-    return rows if isinstance(states, (list, tuple)) else rows[0], whole
+    replicated = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
+    return rows if isinstance(states, (list, tuple)) else rows[0], replicated
 
 
 def _listed(states: Any) -> list[Tensor]:
@@ -76,10 +76,10 @@ def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """lstm_cell, gru_cell and their kind of (n, F) and states (n, H)."""
     if kwargs or len(args) < 4:
         return NotImplemented
-    data, given, *weights = args
-    spec = _spec_of([(data, 0), *((state, 0) for state in _listed(given))])
-    own, whole = _operands(given, weights, spec)
-    out = func(rows_in(data, spec, 0), own, *whole)
+    data, states, *weights = args
+    spec = _spec_of([(data, 0), *((state, 0) for state in _listed(states))])
+    local_states, replicated = _operands(states, weights, spec)
+    out = func(rows_in(data, spec, 0), local_states, *replicated)
     return tuple(BatchTensor(part, spec) for part in out) if isinstance(out, tuple) else BatchTensor(out, spec)
 
 

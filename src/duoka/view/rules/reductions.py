@@ -39,8 +39,8 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             return spread.spread(name, batch, dims, keepdim, spread.correction_of(args, kwargs))
         if name in ("norm", "vector_norm"):
             order = norms.order_of(func, args, kwargs, matrices=(batch.dim() if dims is None else len(dims)) > 1)
-            found = norms.whole_norm(batch, order, kwargs.get("dtype"), dims, keepdim)
-            return NotImplemented if found is None else found
+            norm = norms.whole_norm(batch, order, kwargs.get("dtype"), dims, keepdim)
+            return NotImplemented if norm is None else norm
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
     out = func(batch._local, *args[1:], **kwargs)
@@ -56,12 +56,12 @@ def _dims_of(
     name: str, batch: BatchTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[int] | None, bool]:
     """Return the reduced dimensions (None: all) and keepdim, from wherever the function takes them."""
-    place = 2 if name in _DIM_SECOND else 1
-    dim = argument(args, kwargs, place, "dim", kwargs.get("axis", _DIM_OF.get(name)))
+    index = 2 if name in _DIM_SECOND else 1
+    dim = argument(args, kwargs, index, "dim", kwargs.get("axis", _DIM_OF.get(name)))
     of_spread = name in spread.NAMES
     if of_spread and isinstance(dim, bool):  # unbiased, of everything
         dim = None
-    keepdim = bool(argument(args, kwargs, place + (2 if of_spread else 1), "keepdim", False))
+    keepdim = bool(argument(args, kwargs, index + (2 if of_spread else 1), "keepdim", False))
     if dim is None or dim == () or dim == []:
         return None, keepdim
     dims = dim if isinstance(dim, (tuple, list)) else [dim]
@@ -145,8 +145,8 @@ def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())
     ):
         return NotImplemented
-    place = 2 if name in ("topk", "normalize", "diff") else 1
-    dim = argument(args, kwargs, place, "dim", _DEFAULT_DIM.get(name))
+    index = 2 if name in ("topk", "normalize", "diff") else 1
+    dim = argument(args, kwargs, index, "dim", _DEFAULT_DIM.get(name))
     dims = dim if isinstance(dim, (tuple, list)) else [dim]
     if any(not isinstance(d, int) or d % batch._local.dim() == batch._spec.dim for d in dims):
         return NotImplemented

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.errors import Refused
+from duoka.system.user_code import user_line
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import (
@@ -24,7 +25,6 @@ from duoka.view.rules.lookup import (
     sizes_of,
     wrap,
 )
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import covers
@@ -141,8 +141,8 @@ def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """chunk, split, unbind, narrow, select along another dimension."""
     batch, spec = args[0], args[0]._spec
     name = func.__name__.removeprefix("unsafe_").removesuffix("_copy")
-    place = 1 if name in ("unbind", "narrow", "select") else 2
-    dim = argument(args, kwargs, place, "dim", 0 if name in _SPLITS else None)
+    index = 1 if name in ("unbind", "narrow", "select") else 2
+    dim = argument(args, kwargs, index, "dim", 0 if name in _SPLITS else None)
     if not isinstance(dim, int) or any(isinstance(value, Tensor) for value in args[1:]):  # says where to split
         return NotImplemented
     if dim % batch.dim() == spec.dim:
@@ -176,7 +176,7 @@ def diagonal(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _left(dim: int, gone: list[int]) -> int:
     """Return the index of a dimension after others were removed."""
-    return dim - sum(one < dim for one in gone)
+    return dim - sum(removed < dim for removed in gone)
 
 
 def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,9 +24,9 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.collectives.base import Collectives
+from duoka.collectives.tree_sum import Tree, add_up, start_sum
 from duoka.private.torch import count_dispatch_modes
-from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.tree_sum import Tree, add_up, start_sum
 from duoka.view.random.draws import DrawCache
 from duoka.view.random.generators import random_marks, random_states, set_random_states
 from duoka.view.shares.partition import Partition

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import Strides, is_dense, memory_order, same_layout
 from duoka.view.view import View
@@ -34,7 +34,7 @@ class BatchTensor(Tensor):
         viewing: rules of functions that may return a view of a batch, or whose strides decide whether they raise.
         computing: rules of what models compute with parameters.
         dispatch, remake, keep, program: call a function, make a batch of what a program has computed, find this
-            program from now on, and make one of recorded calls (`dispatch/engine.py`).
+            program from now on, and make one of recorded calls (`dispatch/native.py`).
     """
 
     _rows: Tensor

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.view.collectives.part import PartCollectives
-from duoka.view.collectives.process import ProcessCollectives
+from duoka.collectives.part import PartCollectives
+from duoka.collectives.process import ProcessCollectives
 from tests.view.processes import all_well, in_processes
 
 

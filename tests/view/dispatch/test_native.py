@@ -21,22 +21,22 @@ from torch.overrides import TorchFunctionMode
 
 from duoka.errors import Refused
 from duoka.private.torch import AsPlainTensors
-from duoka.view.dispatch import engine
+from duoka.view.dispatch import native
 from duoka.view.dispatch.replay import DescribedCall
 from duoka.view.modules.calls import ModuleCalls
 from duoka.view.tensor.batch import BatchTensor, gather_all
 from duoka.view.view import View
 from tests.view.ranks import Turns, on_ranks
 
-C = engine.built()
+C = native.built()
 pytestmark = pytest.mark.skipif(C is None, reason="the engine in C was not built")
 
 
 @pytest.fixture(params=["c", "python"])
 def chosen(request: pytest.FixtureRequest) -> Iterator[str]:
-    engine.use(C if request.param == "c" else None)
+    native.use(C if request.param == "c" else None)
     yield request.param
-    engine.install()
+    native.install()
 
 
 def batches(view: View) -> list[BatchTensor]:
@@ -105,15 +105,15 @@ def test_programs_run_without_dispatch(chosen: str, monkeypatch: pytest.MonkeyPa
 
     def work(view: View) -> None:
         batch, weight = BatchTensor.of(torch.randn(4, 3), view), nn.Parameter(torch.randn(3, 3))
-        call = engine.dispatch
+        call = native.dispatch
 
         def counting(func: Any, args: Any, kwargs: Any) -> Any:
             dispatched.append(func)
             return call(func, args, kwargs)
 
-        monkeypatch.setattr(engine, "dispatch", counting)
+        monkeypatch.setattr(native, "dispatch", counting)
         monkeypatch.setattr(BatchTensor, "dispatch", counting)
-        engine.use(C if chosen == "c" else None)
+        native.use(C if chosen == "c" else None)
         for _ in range(5):
             F.linear(batch, weight)
         with torch.inference_mode():
@@ -325,9 +325,9 @@ def test_methods_find_the_programs_of_functions(monkeypatch: pytest.MonkeyPatch)
     assert own == set(METHODS)
 
     def work(view: View) -> None:
-        batch, call = BatchTensor.of(x, view), engine.dispatch
-        monkeypatch.setattr(engine, "dispatch", lambda *given: dispatched.append(given) or call(*given))
-        engine.use(C)
+        batch, call = BatchTensor.of(x, view), native.dispatch
+        monkeypatch.setattr(native, "dispatch", lambda *given: dispatched.append(given) or call(*given))
+        native.use(C)
         for name, args in METHODS.items():
             for _ in range(4):
                 getattr(Tensor, name)(batch, *args)
@@ -338,7 +338,7 @@ def test_methods_find_the_programs_of_functions(monkeypatch: pytest.MonkeyPatch)
 
     on_ranks(1, work)
     monkeypatch.undo()
-    engine.install()
+    native.install()
 
 
 def test_methods_leave_modes_and_other_classes_to_torch() -> None:
@@ -380,7 +380,7 @@ def test_modules_that_are_no_longer_ordinary(chosen: str, grown: str) -> None:
 
     def work(view: View) -> None:
         calls, inner, seen = ModuleCalls(view), nn.Linear(3, 3), list[Any]()
-        assert (engine.chosen() is None) == (chosen == "python")
+        assert (native.chosen() is None) == (chosen == "python")
 
         def call(module: nn.Module, *args: Any) -> Any:
             return calls.call(lambda module, *args: module.forward(*args), module, args, {})
@@ -421,7 +421,7 @@ def test_modules_that_are_no_longer_ordinary(chosen: str, grown: str) -> None:
     on_ranks(1, work)
 
 
-MODULES: dict[Any, Any] = {  # of `engine.LEAVES`
+MODULES: dict[Any, Any] = {  # of `native.LEAVES`
     nn.Identity: nn.Identity,
     nn.Linear: lambda: nn.Linear(6, 6),
     nn.Embedding: lambda: nn.Embedding(9, 6, padding_idx=1, max_norm=0.5),
@@ -471,7 +471,7 @@ def changes(module: nn.Module) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("kind", engine.LEAVES)
+@pytest.mark.parametrize("kind", native.LEAVES)
 def test_modules_that_call_one_function(chosen: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not entered, and yet what a script changes of them counts from the next call on."""
     x = torch.randint(9, (4, 6)) if kind is nn.Embedding else torch.randn(4, 6)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.collectives.stream_waits import StreamWaits
 from duoka.errors import DuokaError
 from duoka.network.keys import Key, sign_object, verify_object
 from duoka.supervision.status_board import Slot
-from duoka.view.collectives.stream_waits import StreamWaits
 
 T = TypeVar("T")
 

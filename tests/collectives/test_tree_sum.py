@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duoka.view.collectives.tree_sum import GATHERED, Subtrees, Tree, add_up, start_sum, subtrees
+from duoka.collectives.tree_sum import GATHERED, Subtrees, Tree, add_up, start_sum, subtrees
 from duoka.view.view import View
 from tests.view.processes import all_well, in_processes
 from tests.view.ranks import on_ranks

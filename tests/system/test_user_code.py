@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from duoka.view.support.user_code import user_frame, user_line
+from duoka.system.user_code import user_frame, user_line
 
 
 def line() -> int:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.view.collectives import multi_host
-from duoka.view.collectives.multi_host import MultiHostCollectives
-from duoka.view.collectives.process import ProcessCollectives
+from duoka.collectives import multi_host
+from duoka.collectives.multi_host import MultiHostCollectives
+from duoka.collectives.process import ProcessCollectives
 from tests.view.processes import Raised, all_well, in_processes
 
 

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from duoka.collectives.base import PeerFailed
+from duoka.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen
 from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.addresses import address_of
 from duoka.network.keys import Key
 from duoka.supervision.status_board import Slot
 from duoka.system import environment
 from duoka.system.messages import printable
-from duoka.view.collectives.base import PeerFailed
-from duoka.view.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen
 
 MOST = 1 << 18  # bytes that a rank sends for one tensor, to all others together; a ring is faster for more
 RANKS = 64  # gloo is used with more ranks, as each would need a connection to each

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.collectives import readings
+from duoka.collectives.base import PeerFailed
+from duoka.collectives.readings import Readings
 from duoka.errors import PeerLost, TimedOut
 from duoka.supervision.status_board import Slot
-from duoka.view.collectives import readings
-from duoka.view.collectives.base import PeerFailed
-from duoka.view.collectives.readings import Readings
 
 SLOT = 1 << 20  # bytes of one tensor at most
 LARGE_SLOT = 4 * SLOT  # the same in anonymous memory, which is not limited by the size of /dev/shm

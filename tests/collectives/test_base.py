@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.collectives import base
+from duoka.collectives.base import IsolatedRank
+from duoka.collectives.process import ProcessCollectives
 from duoka.errors import PeerLost, RanksApart, Refused, TimedOut
-from duoka.view.collectives import base
-from duoka.view.collectives.base import IsolatedRank
-from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.local import LocalShares
 from tests.view.processes import GONE, all_well, in_processes

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
+from duoka.collectives.process import ProcessCollectives
 from duoka.errors import RanksApart
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 EVERY = 1024  # collectives
 MIN: Any = ReduceOp.MIN

@@ -16,7 +16,7 @@ from typing import Any
 
 from duoka.errors import RanksApart
 from duoka.supervision.status_board import Slot
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 COUNT = 2048  # readings of a sequence that the memory holds
 RANKS = 1024

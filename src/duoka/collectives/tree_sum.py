@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from duoka.view.collectives.base import Collectives
+from duoka.collectives.base import Collectives
 
 Node = tuple[int, int]  # height above the leaves, index at this height
 GATHERED = 1 << 16  # bytes of a sum that is gathered whole: above, sending all parts takes longer than a second round

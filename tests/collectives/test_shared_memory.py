@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from duoka.errors import PeerLost, TimedOut
-from duoka.view.collectives.base import PeerFailed
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.collectives.shared_memory import (
+from duoka.collectives.base import PeerFailed
+from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.shared_memory import (
     LARGE_SLOT,
     RING,
     SLOT,
@@ -24,6 +23,7 @@ from duoka.view.collectives.shared_memory import (
     is_possible,
     memory_size,
 )
+from duoka.errors import PeerLost, TimedOut
 from tests.view.processes import all_well, forked, in_processes
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="gloo is used on this machine")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from duoka.view.collectives.process import ProcessCollectives
+from duoka.collectives.process import ProcessCollectives
 
 
 class PartCollectives(ProcessCollectives):

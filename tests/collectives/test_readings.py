@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
+from duoka.collectives import readings
+from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.shared_memory import is_possible
 from duoka.errors import RanksApart
-from duoka.view.collectives import readings
-from duoka.view.collectives.process import ProcessCollectives
-from duoka.view.collectives.shared_memory import is_possible
 from tests.view.processes import all_well, in_processes
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="a clock is broadcast")

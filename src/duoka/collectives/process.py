@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
+from duoka.collectives.base import AGREEMENT, Collectives, Exchange, PeerFailed, T
+from duoka.collectives.stream_ends import StreamEnds
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter
 from duoka.supervision.status_board import AT_END, Slot
-from duoka.view.collectives.base import AGREEMENT, Collectives, Exchange, PeerFailed, T
-from duoka.view.collectives.stream_ends import StreamEnds
-from duoka.view.support.user_code import user_line
+from duoka.system.user_code import user_line
 
 # What all backends send; other types, complex numbers among them, are sent as these.
 _SENT = (

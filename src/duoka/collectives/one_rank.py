@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.view.collectives.base import Collectives
+from duoka.collectives.base import Collectives
 
 
 class OneRank(Collectives):

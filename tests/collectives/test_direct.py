@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from duoka.collectives import direct
+from duoka.collectives.base import PeerFailed
+from duoka.collectives.direct import MOST, DirectExchange
 from duoka.network.keys import Key
-from duoka.view.collectives import direct
-from duoka.view.collectives.base import PeerFailed
-from duoka.view.collectives.direct import MOST, DirectExchange
 from tests.view.processes import GONE, Raised, all_well, forked
 
 KEY = Key(b"sixteen bytes or more")
