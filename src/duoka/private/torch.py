@@ -82,6 +82,10 @@ with requiring("torch", torch.__version__):
         nn.modules.module._global_forward_hooks,
         nn.modules.module._global_forward_pre_hooks,
     )
+    # Attributes of a module that hold its hooks on calls. Public: none.
+    HOOKS_OF_MODULE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    # Whether a mask of padded positions leaves only the last ones out, as TransformerEncoder asks. Public: none.
+    padding_comes_last: Callable[[Tensor, Tensor], bool] = torch._nested_tensor_from_mask_left_aligned
     # Holds `_current_level`, that of forward-mode differentiation, -1 outside. Public: none.
     FORWARD_MODE: dict[str, Any] = vars(_forward_ad)
     # Suspends TorchDispatchModes. Public: none.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.private.torch import GLOBAL_HOOKS, parameters_in
+from duoka.private.torch import GLOBAL_HOOKS, HOOKS_OF_MODULE, padding_comes_last, parameters_in
 from duoka.view.rules.lookup import same_rows
 from duoka.view.tensor.batch import BatchTensor
 
@@ -34,7 +34,6 @@ _PARTS: tuple[Any, ...] = (
     nn.modules.linear.NonDynamicallyQuantizableLinear,
 )
 _FORWARD: dict[Any, Any] = {kind: kind.forward for kind in (*_ARGUMENTS, *_PARTS, nn.ReLU, nn.GELU)}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def takes_rows(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -68,7 +67,12 @@ def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _is_torchs(part: nn.Module) -> bool:
     """Return True for a part that computes what torch's own does, without dropout, and for each row by itself."""
     kind, own = type(part), vars(part)
-    if _FORWARD.get(kind) is not kind.forward or part.training or "forward" in own or any(map(own.get, _HOOKS)):
+    if (
+        _FORWARD.get(kind) is not kind.forward
+        or part.training
+        or "forward" in own
+        or any(map(own.get, HOOKS_OF_MODULE))
+    ):
         return False
     if kind is nn.MultiheadAttention:
         return bool(own["batch_first"])
@@ -81,7 +85,7 @@ def pads_alike(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     padding, own = _by_name(module, args, kwargs).get("padding"), vars(module)
     if padding is None or not (own.get("use_nested_tensor") and own["mask_check"]):
         return True
-    comes_last = torch._nested_tensor_from_mask_left_aligned(args[0]._local, padding._local.logical_not())
+    comes_last = padding_comes_last(args[0]._local, padding._local.logical_not())
     return not args[0]._spec.view.shares.processes.is_true_anywhere(not comes_last)
 
 

@@ -77,7 +77,7 @@ def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def as_other(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """view_as, reshape_as and expand_as: only the shape of the other tensor is asked for."""
-    return getattr(args[0], func.__name__.removesuffix("_as"))(shape_of(argument(args, kwargs, 1, "other")))
+    return getattr(args[0], func.__name__.partition("_")[0])(shape_of(argument(args, kwargs, 1, "other")))
 
 
 def flatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
