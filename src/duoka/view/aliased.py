@@ -195,7 +195,9 @@ class AliasedCopies:
 
     def share_memory(self, batches: list[Tensor], others: list[Tensor]) -> bool:
         """Return True if one of other tensors is of the memory of a copy of one of these batches, given by rows."""
-        return any(_overlap(copy.whole, one) for rows in batches for copy in self.of_memory(rows) for one in others)
+        return any(
+            _overlap(copy.whole, tensor) for rows in batches for copy in self.of_memory(rows) for tensor in others
+        )
 
     def add(
         self,
@@ -346,18 +348,18 @@ def holders(tensor: Tensor) -> int:
     return count_references(tensor)
 
 
-def same_memory(one: Tensor, other: Tensor) -> bool:
+def same_memory(tensor: Tensor, other: Tensor) -> bool:
     """Return True if two tensors are views of the same memory."""
-    if one.layout is not torch.strided or one.device != other.device:
+    if tensor.layout is not torch.strided or tensor.device != other.device:
         return False
-    return memory_of(one) == memory_of(other)
+    return memory_of(tensor) == memory_of(other)
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def _overlap(tensor: Tensor, other: Tensor) -> bool:
     """Return True if the memory of two tensors overlaps, of which one may have come from an array of the other's."""
-    if other.layout is not torch.strided or one.device != other.device:
+    if other.layout is not torch.strided or tensor.device != other.device:
         return False
-    here, there = one.untyped_storage(), other.untyped_storage()
+    here, there = tensor.untyped_storage(), other.untyped_storage()
     before = there.data_ptr() - here.data_ptr()
     return -there.nbytes() < before < here.nbytes()
 
@@ -370,7 +372,7 @@ def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
     return isinstance(leaf, (torch.UntypedStorage, torch.TypedStorage)) or type(leaf).__name__ == "PyCapsule"
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _equal(tensor: Tensor, other: Tensor) -> bool:
     """Return True if two tensors have the same bits: NaN equals itself, and 0.0 is not -0.0."""
-    dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in (one, other)]
+    dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in (tensor, other)]
     return torch.equal(*(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense))

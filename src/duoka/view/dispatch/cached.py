@@ -133,14 +133,14 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     if aliased.numbers[memory] != cached.number:
         return False
     here = aliased.of_memory(rows)
-    found = here[0] if here else None
-    if len(here) > 1 or (found is not None and found.whole is not cached.whole):
+    alias = here[0] if here else None
+    if len(here) > 1 or (alias is not None and alias.whole is not cached.whole):
         return False
-    if found is not None and not (rows.requires_grad or cached.whole.requires_grad):
-        return found.versions[0] == aliased.version(rows)  # the copy may have been written to since
+    if alias is not None and not (rows.requires_grad or cached.whole.requires_grad):
+        return alias.versions[0] == aliased.version(rows)  # the copy may have been written to since
     if cached.of(rows, aliased) is None:
         return False
-    if found is None:
+    if alias is None:
         add_alias(batch, cached.whole, holders(cached.whole), cached.whole)
     return True
 

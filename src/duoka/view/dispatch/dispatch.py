@@ -115,14 +115,14 @@ def _gather_parameters(func: Function, call: DescribedCall, args: tuple[Any, ...
             return None
         device = view.computes_on
         return tree_map_only(BatchTensor, lambda batch: batch.full_tensor().to(device), (args, kwargs))
-    whole = {
+    gathered = {
         id(batch): batch.full_tensor().to(batch._meta.spec.view.computes_on or batch.device)
         for batch in call.batches
         if batch._meta.spec.view.of_parameters
     }
-    if not 0 < len(whole) < len({id(batch) for batch in call.batches}):
+    if not 0 < len(gathered) < len({id(batch) for batch in call.batches}):
         return None
-    return tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))
+    return tree_map_only(BatchTensor, lambda batch: gathered.get(id(batch), batch), (args, kwargs))
 
 
 def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
@@ -136,9 +136,9 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
         program = view.programs[call.key]
         if program is not None:
             inputs = call.inputs
-            for place in call.plain:
-                if inputs[place].requires_grad or view.device is not None:
-                    inputs[place] = view.replicate(inputs[place])
+            for index in call.plain:
+                if inputs[index].requires_grad or view.device is not None:
+                    inputs[index] = view.replicate(inputs[index])
             try:
                 out = program(inputs, call.batches)
                 count_write(func, kwargs, call.batches)
@@ -233,7 +233,7 @@ def _replicated(
     call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace replicated tensors among the arguments by what `View.replicate` returns for them."""
-    values = tree_leaves((args, kwargs)) if call.key is None else [call.inputs[place] for place in call.plain]
+    values = tree_leaves((args, kwargs)) if call.key is None else [call.inputs[index] for index in call.plain]
     tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, BatchTensor)]
     replaced = {id(tensor): view.replicate(tensor) for tensor in tensors}
     if all(replaced[id(tensor)] is tensor for tensor in tensors):
@@ -246,8 +246,8 @@ def _with_global_shapes(error: Exception, func: Function, args: Any, kwargs: Any
     """Return the error with the shapes of global batches instead of those of local rows."""
 
     def again() -> None:
-        whole = tree_map_only(BatchTensor, whole_like, (args, kwargs))
-        func(*whole[0], **whole[1])
+        plain = tree_map_only(BatchTensor, whole_like, (args, kwargs))
+        func(*plain[0], **plain[1])
 
     return whole_batch_error(error, view, again)
 
@@ -334,7 +334,7 @@ def _with_distinct_floats(value: Any) -> Any:
     if kind is tuple or kind is list:
         return kind(map(_with_distinct_floats, value))
     if kind is dict:
-        return {name: _with_distinct_floats(one) for name, one in value.items()}
+        return {name: _with_distinct_floats(item) for name, item in value.items()}
     return value
 
 

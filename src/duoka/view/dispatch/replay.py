@@ -75,7 +75,7 @@ class DescribedCall:
                     self._add(value, kind, key)
             if kwargs:
                 self._add(kwargs, dict, key)
-            places = {id(value): place for place, value in enumerate(self.inputs)}
+            places = {id(value): index for index, value in enumerate(self.inputs)}
             if len(places) < len(self.inputs):  # the same tensor several times: part of the key
                 key += [places[id(value)] for value in self.inputs]
             self.key: tuple[Any, ...] | None = tuple(key)
@@ -106,26 +106,26 @@ class DescribedCall:
             self.inputs.append(value)
         elif kind is Tensor or kind is nn.Parameter:
             for name in PLAIN:
-                found = getattr(value, name)
-                key.append(found() if callable(found) else found)
+                attribute = getattr(value, name)
+                key.append(attribute() if callable(attribute) else attribute)
             self.plain.append(len(self.inputs))
             self.inputs.append(value)
         elif kind is tuple or kind is list or kind is torch.Size:
             key.append(LIST if kind is list else TUPLE)
             key.append(len(value))
-            for one in value:
-                self._add(one, type(one), key)
+            for item in value:
+                self._add(item, type(item), key)
         elif kind is slice:
             key.append(slice)
-            for one in (value.start, value.stop, value.step):
-                if type(one) is not int and one is not None:
+            for item in (value.start, value.stop, value.step):
+                if type(item) is not int and item is not None:
                     raise Unkeyed
-                key.append(one)
+                key.append(item)
         elif kind is dict:
             key.append(dict)
-            for name, one in value.items():
+            for name, item in value.items():
                 key.append(name)
-                self._add(one, type(one), key)
+                self._add(item, type(item), key)
         else:
             raise Unkeyed
 
@@ -138,7 +138,7 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, inputs: list[Any]) -> None:
         super().__init__()
-        self._known: dict[int, Expression] = {id(value): (INPUT, place, ()) for place, value in enumerate(inputs)}
+        self._known: dict[int, Expression] = {id(value): (INPUT, index, ()) for index, value in enumerate(inputs)}
         self._count = len(inputs)
         self._kept: list[Any] = list(inputs)  # so that ids stay unique
         self._calls: list[Expression] = []
@@ -217,8 +217,8 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, Tensor):
             self._known[id(out)] = expression
         if isinstance(out, (tuple, list)):
-            for place, one in enumerate(out):
-                self._name_outputs(one, (ITEM, place, (expression,)))
+            for index, item in enumerate(out):
+                self._name_outputs(item, (ITEM, index, (expression,)))
         elif out is not None and type(out) not in (Tensor, nn.Parameter):
             raise Unkeyed
 
@@ -247,9 +247,9 @@ class Recorder(TorchFunctionMode):
         Raises:
             Unkeyed: it contains an unknown tensor.
         """
-        for place, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             if out is batch:
-                return BATCH, place, ()
+                return BATCH, index, ()
         if type(out) is BatchTensor and id(out._rows) in self._known:
             return MADE, out._meta, (self._known[id(out._rows)],)
         if type(out) is Tensor and id(out) in self._known:
@@ -258,7 +258,7 @@ class Recorder(TorchFunctionMode):
             return CONSTANT, None, ()
         if not isinstance(out, (tuple, list)) or isinstance(out, torch.Size):
             raise Unkeyed
-        return SEQUENCE, type(out), tuple(self._result(one, batches) for one in out)
+        return SEQUENCE, type(out), tuple(self._result(item, batches) for item in out)
 
 
 def _outputs_in(expression: Expression) -> Iterator[int]:

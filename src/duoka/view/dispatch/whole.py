@@ -44,7 +44,7 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     def call_whole(calls: list[Any]) -> list[Any]:  # called in one of several shares, of which all make the call
         args, kwargs = join_results(calls)
         out = _compute_whole(name, func, args, kwargs)
-        return [of_share(out, place) for place in range(shares.count)]
+        return [of_share(out, index) for index in range(shares.count)]
 
     return shares.synchronize(call_whole, (args, kwargs))
 

@@ -294,7 +294,7 @@ class ModuleCalls:
         dims: dict[int, int],
     ) -> Any:
         """Make the call with some plain inputs split. dims: identity of an input -> dimension of its samples."""
-        given: list[_Given] = []
+        inputs: list[_Given] = []
 
         def swapped(value: Any) -> Any:
             if type(value) is tuple:
@@ -302,14 +302,14 @@ class ModuleCalls:
             if id(value) not in dims:
                 return value
             batch = BatchTensor.of(value, self.view, dims[id(value)])
-            given.append(_Given(value, batch, _versions(value, batch), _histories(batch)))
+            inputs.append(_Given(value, batch, _versions(value, batch), _histories(batch)))
             return batch
 
         out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
-        for one in given:
-            one.write_back()
-            if out is one.batch:  # the input itself, which the script may change later
-                out = one.leaf
+        for leaf_input in inputs:
+            leaf_input.write_back()
+            if out is leaf_input.batch:  # the input itself, which the script may change later
+                out = leaf_input.leaf
         return out
 
     def _plain_batch(self, module: nn.Module, plain: list[Tensor]) -> _PlainBatch | None:

@@ -66,24 +66,24 @@ def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _is_torchs(part: nn.Module) -> bool:
     """Return True for a part that computes what torch's own does, without dropout, and for each row by itself."""
-    kind, own = type(part), vars(part)
+    kind, attributes = type(part), vars(part)
     if (
         _FORWARD.get(kind) is not kind.forward
         or part.training
-        or "forward" in own
-        or any(map(own.get, HOOKS_OF_MODULE))
+        or "forward" in attributes
+        or any(map(attributes.get, HOOKS_OF_MODULE))
     ):
         return False
     if kind is nn.MultiheadAttention:
-        return bool(own["batch_first"])
-    activation = own.get("activation")
+        return bool(attributes["batch_first"])
+    activation = attributes.get("activation")
     return kind is not nn.TransformerEncoderLayer or activation is None or activation in (F.relu, F.gelu)
 
 
 def pads_alike(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if all ranks take the same path with a mask of padded positions."""
-    padding, own = _by_name(module, args, kwargs).get("padding"), vars(module)
-    if padding is None or not (own.get("use_nested_tensor") and own["mask_check"]):
+    padding, attributes = _by_name(module, args, kwargs).get("padding"), vars(module)
+    if padding is None or not (attributes.get("use_nested_tensor") and attributes["mask_check"]):
         return True
     comes_last = padding_comes_last(args[0]._local, padding._local.logical_not())
     return not args[0]._spec.view.shares.processes.is_true_anywhere(not comes_last)

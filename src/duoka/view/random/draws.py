@@ -36,8 +36,8 @@ _SEEDED: dict[int, tuple[Any, bool, int | None]] = {}
 def _is_seeded(operator: Any) -> tuple[bool, int | None]:
     """Return whether an operator may draw from a generator, and the index of its argument `dropout_p`, or None."""
     names = [argument.name for argument in schema_of(operator).arguments]
-    place = names.index("dropout_p") if "dropout_p" in names else None
-    return torch.Tag.nondeterministic_seeded in operator.tags, place
+    index = names.index("dropout_p") if "dropout_p" in names else None
+    return torch.Tag.nondeterministic_seeded in operator.tags, index
 
 
 def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -45,10 +45,10 @@ def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     known = _SEEDED.get(id(operator))
     if known is None:
         known = _SEEDED[id(operator)] = (operator, *_is_seeded(operator))
-    _, seeded, place = known
-    if not seeded or place is None:
+    _, seeded, index = known
+    if not seeded or index is None:
         return seeded
-    return bool(args[place] if place < len(args) else kwargs.get("dropout_p", 0.0))
+    return bool(args[index] if index < len(args) else kwargs.get("dropout_p", 0.0))
 
 
 def is_by_value(operator: Any) -> bool:
@@ -243,9 +243,9 @@ def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Te
     if whole.stride(spec.dim) == 0:
         memory.copy_(rows)
         return whole
-    own = spec.local_rows(memory)
-    if own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
-        own.copy_(rows)
+    local = spec.local_rows(memory)
+    if local.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+        local.copy_(rows)
     else:  # a copy, of rows that are in several places
         places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
         memory.index_copy_(spec.dim, places.to(rows.device), rows)

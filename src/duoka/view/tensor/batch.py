@@ -99,13 +99,13 @@ class BatchTensor(Tensor):
     def of(cls, whole: Tensor, view: View, dim: int = 0) -> BatchTensor:
         """Split a replicated tensor, with its samples in `dim`."""
 
-        def share(place: int) -> BatchTensor:
-            own = view.siblings[place]
-            spec = Spec(own, own.partition(whole.shape[dim]), dim)
+        def share(index: int) -> BatchTensor:
+            sibling = view.siblings[index]
+            spec = Spec(sibling, sibling.partition(whole.shape[dim]), dim)
             strides = whole.stride()
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
             # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
-            rows = laid_out(spec.local_rows(own.replicate(whole)).clone(), spec.local_strides(strides))
+            rows = laid_out(spec.local_rows(sibling.replicate(whole)).clone(), spec.local_strides(strides))
             return BatchTensor(rows, spec, strides)
 
         return join(view.shares.each(share))
@@ -116,7 +116,7 @@ class BatchTensor(Tensor):
 
         weights: with which the rows were read (`View.partition`).
         """
-        specs = [Spec(own, own.partition(n, weights)) for own in view.siblings]
+        specs = [Spec(sibling, sibling.partition(n, weights)) for sibling in view.siblings]
         if not view.shares.several:
             return BatchTensor(rows, specs[0])
         parts = rows.split([spec.partition.rows for spec in specs])
@@ -187,23 +187,23 @@ class MultiShareBatch(BatchTensor):
     Operations are computed for each share. What is the same for all, such as `_meta`, is taken from the first.
     """
 
-    _own: tuple[BatchTensor, ...]
+    _by_share: tuple[BatchTensor, ...]
 
     @staticmethod
     def __new__(cls, shares: Sequence[BatchTensor]) -> MultiShareBatch:
         """Combine the local shares, in order."""
         meta, rows = shares[0]._meta, shares[0]._rows
         batch: MultiShareBatch = make_wrapper(cls, meta.shape, dtype=meta.dtype, device=rows.device)
-        batch._own = tuple(shares)
+        batch._by_share = tuple(shares)
         return batch
 
     @property
     def _meta(self) -> Meta:  # type: ignore[override]
-        return self._own[0]._meta
+        return self._by_share[0]._meta
 
     @property
     def _shares(self) -> tuple[BatchTensor, ...]:
-        return self._own
+        return self._by_share
 
     @property
     def _rows(self) -> Tensor:  # type: ignore[override]
@@ -216,12 +216,14 @@ class MultiShareBatch(BatchTensor):
     def to_local(self) -> Tensor:
         """Return this process's rows, a copy that shares the batch's gradient."""
         dim, outer, inner = self._spec.dim, self._spec.outer, self._spec.inner
-        apart = [own._local.unflatten(dim, (outer, own._spec.partition.rows, inner)) for own in self._own]
+        apart = [share._local.unflatten(dim, (outer, share._spec.partition.rows, inner)) for share in self._by_share]
         rows: Tensor = torch.cat(apart, dim + 1).flatten(dim, dim + 2)
         return rows
 
     def full_tensor(self) -> Tensor:
-        return laid_out(Spec.gather_shares([(own._spec, own._local) for own in self._own]), self._meta.strides)
+        return laid_out(
+            Spec.gather_shares([(share._spec, share._local) for share in self._by_share]), self._meta.strides
+        )
 
 
 def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
@@ -246,21 +248,21 @@ for _kind in (BatchTensor, MultiShareBatch):
     _kind.__module__ = Tensor.__module__
 
 
-def _of_share(value: Any, place: int, found: list[MultiShareBatch]) -> Any:
+def _of_share(value: Any, index: int, batches: list[MultiShareBatch]) -> Any:
     """Like `of_share`; also append each batch that is replaced to `found`."""
     if isinstance(value, MultiShareBatch):
-        found.append(value)
-        return value._own[place]
+        batches.append(value)
+        return value._by_share[index]
     if isinstance(value, dict):
-        return {key: _of_share(one, place, found) for key, one in value.items()}
+        return {key: _of_share(item, index, batches) for key, item in value.items()}
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return _like(value, [_of_share(one, place, found) for one in value])
+        return _like(value, [_of_share(item, index, batches) for item in value])
     return value
 
 
-def of_share(value: Any, place: int) -> Any:
+def of_share(value: Any, index: int) -> Any:
     """Replace each batch in nested containers by its local share with index `place`."""
-    return _of_share(value, place, [])
+    return _of_share(value, index, [])
 
 
 def join(shares: Sequence[BatchTensor]) -> BatchTensor:
@@ -268,19 +270,19 @@ def join(shares: Sequence[BatchTensor]) -> BatchTensor:
     return MultiShareBatch(shares) if shares[0]._spec.view.shares.several else shares[0]
 
 
-def join_results(outs: Sequence[Any], given: Sequence[MultiShareBatch] = ()) -> Any:
+def join_results(outs: Sequence[Any], batches: Sequence[MultiShareBatch] = ()) -> Any:
     """Combine the results of the local shares: batches are joined, anything else is the first share's.
 
     given: the arguments; a result that is a share of one of these becomes that batch itself.
     """
     first = outs[0]
     if isinstance(first, BatchTensor):
-        same = [batch for batch in given if batch._own[0] is first]
+        same = [batch for batch in batches if batch._by_share[0] is first]
         return same[0] if same else join(outs)
     if isinstance(first, dict):
-        return {key: join_results([out[key] for out in outs], given) for key in first}
+        return {key: join_results([out[key] for out in outs], batches) for key in first}
     if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
-        return _like(first, [join_results(parts, given) for parts in zip(*outs, strict=True)])
+        return _like(first, [join_results(parts, batches) for parts in zip(*outs, strict=True)])
     return first
 
 
@@ -294,11 +296,11 @@ def call_each_share(
 
     draws: as for `LocalShares.each`.
     """
-    found = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
-    shares = found[0]._spec.view.shares
-    calls = [of_share((args, kwargs), place) for place in range(shares.count)]
+    batches = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
+    shares = batches[0]._spec.view.shares
+    calls = [of_share((args, kwargs), index) for index in range(shares.count)]
     generators = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Generator)] if draws else []
-    return join_results(shares.each(lambda place: call(*calls[place]), draws, generators), found)
+    return join_results(shares.each(lambda index: call(*calls[index]), draws, generators), batches)
 
 
 def _like(value: Any, parts: list[Any]) -> Any:

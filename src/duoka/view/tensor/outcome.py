@@ -102,25 +102,27 @@ def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outc
     batches: those among the arguments. outcome: returns what the call returns on one device; not called if the rows
     tell it. views: True if the function may return a view.
     """
-    given = list({id(batch): batch for batch in batches}.values())
+    inputs = list({id(batch): batch for batch in batches}.values())
     if isinstance(out, BatchTensor):
-        if any(out is batch for batch in given):
+        if any(out is batch for batch in inputs):
             return out
-        if not views and out._spec.determines_strides and not _shares_memory(out._rows, given):
+        if not views and out._spec.determines_strides and not _shares_memory(out._rows, inputs):
             return out
         results = outcome().results
-        return _conformed(out, given, results[0] if results and len(results) == 1 else None)
+        return _conformed(out, inputs, results[0] if results and len(results) == 1 else None)
     if not isinstance(out, (tuple, list)) or isinstance(out, torch.Size):
         return out
     leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in leaves if isinstance(leaf, BatchTensor)]
-    if not views and not any(not leaf._spec.determines_strides or _shares_memory(leaf._rows, given) for leaf in made):
+    if not views and not any(
+        not leaf._spec.determines_strides or _shares_memory(leaf._rows, inputs) for leaf in made
+    ):
         return out
     results = outcome().results
     if results is None or len(results) != len(leaves):
         return out
     new = {
-        id(leaf): _conformed(leaf, given, result)
+        id(leaf): _conformed(leaf, inputs, result)
         for leaf, result in zip(leaves, results, strict=True)
         if isinstance(leaf, BatchTensor)
     }
@@ -181,8 +183,8 @@ def _copied(rows: Tensor, strides: Strides) -> Tensor:
 def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
     """Return the rows of a view of a batch."""
     meta, of = argument._meta, argument._spec
-    sample, n, own = meta.strides[of.dim] * of.inner, of.partition.n, max(of.partition.rows, 1)
-    offset = local_distance(result.offset, sample, n, own)
+    sample, n, local = meta.strides[of.dim] * of.inner, of.partition.n, max(of.partition.rows, 1)
+    offset = local_distance(result.offset, sample, n, local)
     shape = [spec.local_size if dim == spec.dim else size for dim, size in enumerate(result.shape)]
     with WithoutTorchFunctions():
         start = int(argument._rows.storage_offset())

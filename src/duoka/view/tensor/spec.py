@@ -54,8 +54,8 @@ class Spec:
             rows: Tensor = self.partition.local_rows(whole, dim)
             return rows
         apart = whole.unflatten(dim, (self.outer, self.partition.n, self.inner))
-        own: Tensor = self.partition.local_rows(apart, dim + 1).flatten(dim, dim + 2)
-        return own
+        local: Tensor = self.partition.local_rows(apart, dim + 1).flatten(dim, dim + 2)
+        return local
 
     @property
     def determines_strides(self) -> bool:
