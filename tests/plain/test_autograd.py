@@ -79,7 +79,8 @@ def test_gradients_under_a_mode_of_torch_functions(flow: Flow, options: list[str
     as_python(flow, source, *options)
 
 
-def test_inputs_of_backward_by_position(flow: Flow) -> None:
+@pytest.mark.parametrize("options", [(), ("--strategy", "exact")])
+def test_inputs_of_backward_by_position(flow: Flow, options: tuple[str, ...]) -> None:
     source = """
         import torch
         from torch import nn
@@ -89,6 +90,10 @@ def test_inputs_of_backward_by_position(flow: Flow) -> None:
         net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         for x in DataLoader(torch.randn(16, 3), batch_size=8):
             torch.autograd.backward(net(x).square().mean(), None, None, False, None, [net[1].weight])
+            x.requires_grad_()
+            torch.autograd.backward(net(x).square().mean(), None, None, False, None, [x])
+            net(x).backward(torch.ones(8, 2), None, False, [x])
+            print(x.grad.norm().item())
         print(net[0].weight.grad, net[1].weight.grad.norm().item())
         """
-    as_python(flow, source, "--strategy", "exact")
+    as_python(flow, source, *options)

@@ -12,15 +12,9 @@ from torch.overrides import handle_torch_function
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
-from duoka.view.rules.gradients import uses, whole_gradients
+from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, uses, whole_gradients
 from duoka.view.support.transforms import is_tracing
 from duoka.view.tensor.batch import batches_in
-
-_OF_BACKWARD = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-_OF_GRAD = (
-    *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"),
-    *("only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"),
-)
 
 
 def install(session: Session) -> None:
@@ -31,7 +25,7 @@ def install(session: Session) -> None:
             batches = batches_in((args, kwargs))
             if batches:  # torch 2.10 does not call their __torch_function__; their rule calls this again, with rows
                 return handle_torch_function(original, batches, *args, **kwargs)
-            args, kwargs = (), dict(zip(_OF_BACKWARD, args, strict=False)) | kwargs
+            args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
             if kwargs.get("inputs") is not None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
                 kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
@@ -46,7 +40,7 @@ def install(session: Session) -> None:
 
     def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(*args: Any, **kwargs: Any) -> Any:
-            how = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
+            how = dict(zip(OF_GRAD, args, strict=False)) | kwargs
             if is_tracing():  # torch.compile makes a graph of the backward pass, of this rank's rows
                 return original(*args, **kwargs)
             if how.get("is_grads_batched") and transform_level() is None:

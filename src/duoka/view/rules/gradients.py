@@ -25,6 +25,13 @@ from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.tensor.batch import BatchTensor, Rule, join
 from duoka.view.view import View
 
+# Arguments of torch.autograd.backward and torch.autograd.grad, in order.
+OF_BACKWARD = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+OF_GRAD = (
+    *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"),
+    *("only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"),
+)
+
 
 def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.requires_grad_()` and `x.requires_grad = True`."""
@@ -62,25 +69,22 @@ def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 def backward(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute `y.backward(gradient)` of a batch, each rank for its rows."""
-    gradient = args[1] if len(args) > 1 else kwargs.pop("gradient", None)
-    inputs = kwargs.pop("inputs", None)
-    backward_of_several(
-        func, (args[0], gradient, *args[2:]), kwargs if inputs is None else {**kwargs, "inputs": inputs}
-    )
+    how = dict(zip(("tensors", "gradient", "retain_graph", "create_graph", "inputs"), args, strict=False)) | kwargs
+    how["grad_tensors"] = how.pop("gradient", None)
+    backward_of_several(func, (), how)
 
 
 def backward_of_several(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.autograd.backward(tensors, grad_tensors)`."""
-    tensors = _listed(args[0] if args else kwargs.pop("tensors"))
-    grad_tensors = args[1] if len(args) > 1 else kwargs.pop("grad_tensors", None)
+    how = dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
+    tensors, grad_tensors = _listed(how.pop("tensors")), how.pop("grad_tensors", None)
     weights = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
     for tensor, weight in zip(tensors, weights, strict=True):
         if isinstance(tensor, BatchTensor) and weight is None:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    inputs = kwargs.pop("inputs", None)
-    if inputs is not None:
-        kwargs["inputs"] = _rows_of_each(_listed(inputs))
-    torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), *args[2:], **kwargs)
+    if how.get("inputs") is not None:
+        how["inputs"] = _rows_of_each(_listed(how["inputs"]))
+    torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), **how)
 
 
 def _rows_of_each(tensors: list[Tensor]) -> list[Tensor]:
@@ -126,14 +130,11 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     a batch's rows are then divided by world_size, by a hook of the rows or here, and gradients of replicated tensors
     are averaged over the ranks.
     """
-    outputs, inputs = (
-        _listed(args[0] if args else kwargs.pop("outputs")),
-        _listed(args[1] if len(args) > 1 else kwargs.pop("inputs")),
-    )
-    grad_outputs = args[2] if len(args) > 2 else kwargs.pop("grad_outputs", None)
+    how = dict(zip(OF_GRAD, args, strict=False)) | kwargs
+    outputs, inputs = _listed(how.pop("outputs")), _listed(how.pop("inputs"))
+    grad_outputs = how.pop("grad_outputs", None)
     weights = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
-    how = dict(zip(_REST, args[3:], strict=False)) | kwargs
     weighing = _weights_of_rows(weights, outputs)
     return whole_gradients(_rows_of_each(outputs), inputs, view, grad_outputs=weighing, **how)
 
@@ -167,7 +168,6 @@ _UNUSED = (
     "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is "
     "the desired behavior."
 )
-_REST = ["retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"]
 
 
 def uses(of: Tensor, view: View) -> list[Tensor]:
