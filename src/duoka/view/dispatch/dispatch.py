@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.cached import index_cached
-from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, is_out_of_range, may_fail
+from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail
 from duoka.view.dispatch.moving import asked_device, reads_beside, staying
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
@@ -77,15 +77,12 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches, kwargs):
-            processes = view.shares.processes
+            agreed = view.shares.processes.run_or_fall_back
             if func not in WRITES_ROWS:
-                return processes.run_or_fall_back(
+                return agreed(
                     lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
                 )
-            begun = processes.begun
-            outside = processes.is_true_anywhere(is_out_of_range(func, args, kwargs))
-            processes.begun = begun  # not a collective of the script's
-            if outside:
+            if not agreed(lambda: check_indices(func, args, kwargs), lambda: False):
                 return compute_whole(func, args, kwargs)
         return _replay_or_run(func, args, kwargs, call)
     except Exception as error:

@@ -66,9 +66,11 @@ def may_fail(
     )
 
 
-def is_out_of_range(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if an index of a call of WRITES_ROWS is out of range in this rank's rows."""
-    return any(_is_outside(index, values) for index, values in _indices(func, args, kwargs))
+def check_indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if all indices of a call of WRITES_ROWS are in range in this rank's rows; else raise IndexError."""
+    if any(_is_outside(index, values) for index, values in _indices(func, args, kwargs)):
+        raise IndexError
+    return True
 
 
 def _indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, range]]:
