@@ -19,6 +19,7 @@ from duoka.cli.script_command import (
     ScriptCommand,
     option,
     options_of,
+    target_of,
 )
 from duoka.cli.trial import (
     decide_and_take,
@@ -34,7 +35,6 @@ from duoka.hardware import inventory
 from duoka.planning.describing import described_rows
 from duoka.planning.options import Options
 from duoka.planning.plan import Kind, Plan
-from duoka.script import Target
 
 INTRODUCTION = """\
 Measure whether more devices make a script faster.
@@ -93,15 +93,13 @@ def forecast(
     **words_of_options: Any,
 ) -> Callable[[], int]:
     """Check the options, and return the function that runs the forecast."""
-    if not words:
-        example = "a script is missing; for example: duoka forecast train.py"
-        raise click.UsageError(example, click.get_current_context())
+    target = target_of(words, is_module)
     if memory and steps is not None:
         raise OptionError("--steps", steps, "left out with --memory", "three steps are enough for the peak memory")
     steps = 30 if steps is None else steps
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
-    opts = options_of(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **words_of_options)
+    opts = options_of(target, **words_of_options)
     if memory:
         if machines < 1:
             raise OptionError("--machines", machines, "a whole number, at least 1")

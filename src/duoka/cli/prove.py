@@ -16,12 +16,12 @@ from duoka.cli.script_command import (
     ScriptCommand,
     option,
     options_of,
+    target_of,
 )
 from duoka.cli.trial import decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.planning.options import Options, one_of
 from duoka.planning.plan import Plan
-from duoka.script import Target
 
 if TYPE_CHECKING:
     from duoka.proving.proof import ProofRequest
@@ -79,15 +79,13 @@ def prove(
     **words_of_options: Any,
 ) -> Callable[[], int]:
     """Check the options, and return the function that runs the comparison."""
-    if not words:
-        raise click.UsageError("a script is missing; for example: duoka prove train.py", click.get_current_context())
+    target = target_of(words, is_module)
     one_of("--want", want, ("bits", "rounding"))
     if not 1 <= steps <= MOST_STEPS:
         raise OptionError("--steps", steps, f"a whole number from 1 to {MOST_STEPS:,}")
     if not 0 <= seed < 2**63:
         raise OptionError("--seed", seed, "a whole number from 0 to 2**63 - 1")
-    target = Target(words[0], words[1:], is_module)
-    opts = options_of(target, step_timeout="auto", restarts="0", **words_of_options)
+    opts = options_of(target, **words_of_options)
     devices = devices or ("auto",)
 
     def run() -> int:
@@ -103,11 +101,7 @@ def _request(
     opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any
 ) -> ProofRequest:
     """Return the request; its first run is the reference."""
-    from duoka.proving.proof import (
-        ProofRequest,  # imports torch; a plan is made without it
-        ScriptRun,
-        as_python,
-    )
+    from duoka.proving.proof import ProofRequest, ScriptRun, as_python  # imports torch; a plan is made without it
 
     names = [words if words != "auto" else plan.device_words for words, plan in zip(devices, plans, strict=True)]
     runs = [ScriptRun(name, plan) for name, plan in zip(names, plans, strict=True)]

@@ -24,6 +24,7 @@ from duoka.cli.script_command import (
     ScriptCommand,
     option,
     options_of,
+    target_of,
 )
 from duoka.cli.trial import to_the_end
 from duoka.engines import slurm, torchrun
@@ -36,7 +37,6 @@ from duoka.planning import options
 from duoka.planning.describing import details, header
 from duoka.planning.options import Machines, Options
 from duoka.planning.plan import Plan, decide
-from duoka.script import Target
 from duoka.script.files import STANDARD_INPUT
 from duoka.system import environment, libc
 from duoka.system.messages import say
@@ -145,9 +145,7 @@ def run(
     **words_of_options: Any,
 ) -> Callable[[], int] | int:
     """Decide, show the decision, and return the function that launches it."""
-    if not words:
-        raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
-    target = Target(words[0], words[1:], is_module)
+    target = target_of(words, is_module)
     several = options.which_machines(machines, machine, rendezvous, engines.machines)
     opts = options_of(target, machines=several, **words_of_options)
     if device_memory is not None and opts.strategy != "auto":

@@ -164,17 +164,25 @@ class ScriptCommand(click.Command):
         formatter.write_text(ORDER)
 
 
+def target_of(words: tuple[str, ...], is_module: bool) -> Target:
+    """Return the script of a command, with its own words; raise UsageError if it is missing."""
+    if not words:
+        context = click.get_current_context()
+        raise click.UsageError(f"a script is missing; for example: {context.command_path} train.py", context)
+    return Target(words[0], words[1:], is_module)
+
+
 def options_of(
     target: Target,
     threads: str | None,
     timeout: str,
-    step_timeout: str,
-    restarts: str,
     shares: str | None,
     row_independent: str | None,
     blocks: str | None,
     quiet: bool,
     verbose: bool,
+    step_timeout: str = "auto",
+    restarts: str = "0",
     machines: Machines = ONE_MACHINE,
     **words: Any,
 ) -> Options:
