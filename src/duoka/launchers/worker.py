@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from duoka.hardware.gpu import Device
 from duoka.hardware.vendors import variables_for
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
-from duoka.planning.plan import Device, Kind, Plan
+from duoka.planning.plan import Kind, Plan
 from duoka.private.python import (
     forget_exit_functions,
     join_threads,

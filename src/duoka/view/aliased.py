@@ -372,7 +372,7 @@ def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
     return isinstance(leaf, (torch.UntypedStorage, torch.TypedStorage)) or type(leaf).__name__ == "PyCapsule"
 
 
-def _equal(tensor: Tensor, other: Tensor) -> bool:
+def _equal(*tensors: Tensor) -> bool:
     """Return True if two tensors have the same bits: NaN equals itself, and 0.0 is not -0.0."""
-    dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in (tensor, other)]
+    dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors]
     return torch.equal(*(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense))

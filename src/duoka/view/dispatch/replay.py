@@ -27,12 +27,8 @@ _METADATA = """
 shape size dim ndim ndimension numel nelement dtype device layout itemsize element_size __len__ is_floating_point
 is_complex is_sparse is_quantized is_nested is_meta is_cpu stride is_contiguous is_conj is_neg requires_grad is_leaf
 """  # determined by the key, but for the last two of rows, and `is_leaf`, by which only `View.replicate` decides
-PLAIN = (
-    "shape",
-    "dtype",
-    "stride",
-    "requires_grad",
-)  # what a rule decides by of a plain tensor: attributes, methods without arguments
+# What a rule decides by of a plain tensor: attributes, and methods without arguments.
+PLAIN = ("shape", "dtype", "stride", "requires_grad")
 _DETERMINED = frozenset((*_METADATA.split(), *(f"is_{name}" for name in TYPES)))
 CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
 TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()

@@ -155,7 +155,7 @@ def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return NotImplemented
     spec, reduction = scores._spec.at(0), arguments.pop("reduction")
     lengths = {name: arguments[name] for name in ("input_lengths", "target_lengths")}
-    lengths = {name: one if isinstance(one, Tensor) else torch.as_tensor(one) for name, one in lengths.items()}
+    lengths = {name: size if isinstance(size, Tensor) else torch.as_tensor(size) for name, size in lengths.items()}
     local = {name: rows_in(value, spec, 0) for name, value in {"targets": arguments["targets"], **lengths}.items()}
     each = func(**{**arguments, **local, "log_probs": scores._local}, reduction="none")
     if reduction == "mean":
