@@ -169,7 +169,7 @@ class AliasedCopies:
     """
 
     def __init__(self) -> None:
-        self.copies: list[AliasedCopy] = []
+        self.copies: list[AliasedCopy] = []  # read by _replay.c
         self.has_uncounted_writes = False
         self.unnumbered: Counter[int] = Counter()
         self.numbers: Counter[int] = Counter()

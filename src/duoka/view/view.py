@@ -114,7 +114,7 @@ class View:
         self.largest = 0
         self._partitions = lru_cache(maxsize=1024)(self._partition)
         self.leaf_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity
+        self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity; read by _replay.c
         self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows that have the hook of `divide_gradient`
 
     def partition(self, n: int, weights: tuple[float, ...] | None = None) -> Partition:

@@ -14,7 +14,7 @@ stay the same: one build serves every Python from 3.10 on, and every torch. */
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 6 /* of what engine.py relies on: a module that was built before a change is not used */
+#define VERSION 6 /* of what native.py relies on: a module that was built before a change is not used */
 #define MOST_WORDS 256 /* of a call, and so on: a call with more is made by `dispatch` */
 #define MOST_ARGUMENTS 32
 #define MOST_INPUTS 32
@@ -46,8 +46,8 @@ static PyObject *given[COUNT];
 #define ATTRIBUTES(X)                                                                                                  \
     X(_rows) X(_meta) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(aliased)     \
     X(copies) X(shares) X(count) X(exact) X(of_parameters) X(has_sharded) X(watch) X(requires_grad) X(is_leaf)         \
-    X(start) X(stop) X(step) X(_here) X(ordinary) X(unusual) X(_compiled_call_impl) X(_fields) X(__dict__) X(forward) X(_parameters) X(_current_level) X(_forward_hooks)         \
-    X(_forward_pre_hooks) X(_backward_hooks) X(_backward_pre_hooks)
+    X(start) X(stop) X(step) X(_here) X(ordinary) X(unusual) X(_compiled_call_impl) X(_fields) X(__dict__) X(forward)  \
+    X(_parameters) X(_current_level) X(_forward_hooks) X(_forward_pre_hooks) X(_backward_hooks) X(_backward_pre_hooks)
 
 enum {
 #define X(name) A_##name,

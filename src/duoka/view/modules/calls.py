@@ -98,7 +98,7 @@ class ModuleCalls:
     def __init__(self, view: View, converts: bool = True) -> None:
         self.view, self._converts = view, converts
         self._thread = threading.get_ident()
-        self._here = ThreadState()
+        self._here = ThreadState()  # its `ordinary` is read by _replay.c
         self._synchronized: WeakSet[nn.Module] = WeakSet()
         self._searches: WeakKeyDictionary[nn.Module, dict[Any, _DimSearch]] = WeakKeyDictionary()
         self._compiled = Compiled(view, self._here)

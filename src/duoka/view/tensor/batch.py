@@ -167,6 +167,7 @@ class BatchTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # Where _replay.c was built, its `call` stands in place of this method (native.py).
         return BatchTensor.dispatch(func, args, kwargs or {})
 
     @classmethod
