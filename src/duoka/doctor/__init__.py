@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, advice, fault
 from duoka.system.time_limit import within
 
 # subject -> (module, function, time limit in seconds)
@@ -38,7 +38,7 @@ def _examine_subject(subject: str, look: Callable[[], Iterable[Finding]], limit:
     except TimeoutError as error:
         what = f"could not be checked: {error}"
         why, todo = "programs that use it will hang, too", "look in dmesg for the cause"
-        return [*findings, Finding("fault", subject, what, why, todo)]
+        return [*findings, fault(subject, what, why, todo)]
     except Exception as error:
         what = f"could not be checked: {type(error).__name__}: {error}"
-        return [*findings, Finding("advice", subject, what, "the check itself failed", "report it, with this line")]
+        return [*findings, advice(subject, what, "the check itself failed", "report it, with this line")]

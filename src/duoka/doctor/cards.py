@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, advice, fault, ok
 from duoka.hardware import inventory
 from duoka.hardware.allocation import with_holders
 from duoka.hardware.choice import user_of
@@ -30,21 +30,15 @@ def check_card(gpu: Gpu) -> Finding:
     """Check that a GPU can train now: no fault, not used by others, not hot."""
     subject = f"GPU {gpu.index}"
     if gpu.problem:
-        return Finding("fault", subject, gpu.problem, "nothing runs on it", "look into dmesg; often a restart helps")
+        return fault(subject, gpu.problem, "nothing runs on it", "look into dmesg; often a restart helps")
     if gpu.is_split:
-        return Finding(
-            "ok", subject, f"{gpu.name}, split into {len(gpu.parts)} parts (MIG), which work one at a time"
-        )
+        return ok(subject, f"{gpu.name}, split into {len(gpu.parts)} parts (MIG), which work one at a time")
     if gpu.holder is not None or user_of(gpu):
         who = gpu.holder.command if gpu.holder is not None else user_of(gpu)
-        return Finding(
-            "advice", subject, f"{gpu.name}: {who}", "two jobs on one GPU slow each other", "--devices free:N"
-        )
+        return advice(subject, f"{gpu.name}: {who}", "two jobs on one GPU slow each other", "--devices free:N")
     if gpu.temperature is not None and gpu.temperature >= HOT:
-        return Finding(
-            "advice", subject, f"{gpu.name}, {gpu.temperature}°C", "hot GPUs slow down", "check its cooling"
-        )
-    return Finding("ok", subject, f"{gpu.name}, {gpu.memory / (1 << 30):.0f} GiB, free")
+        return advice(subject, f"{gpu.name}, {gpu.temperature}°C", "hot GPUs slow down", "check its cooling")
+    return ok(subject, f"{gpu.name}, {gpu.memory / (1 << 30):.0f} GiB, free")
 
 
 def check_links(links: Iterable[Link]) -> Iterator[Finding]:
@@ -52,14 +46,13 @@ def check_links(links: Iterable[Link]) -> Iterator[Finding]:
     for link in links:
         subject = f"GPUs {link.first}-{link.second}"
         if link.nvlinks:
-            yield Finding("ok", subject, f"{link.nvlinks} NVLinks")
+            yield ok(subject, f"{link.nvlinks} NVLinks")
         elif link.direct is False:
-            yield Finding(
-                "advice",
+            yield advice(
                 subject,
                 "no direct access to each other's memory",
                 "gradients go through the processor's memory, which is slower",
                 "in virtual machines and with IOMMU on, ask who runs it for P2P",
             )
         else:
-            yield Finding("ok", subject, "PCI, direct" if link.direct else "PCI")
+            yield ok(subject, "PCI, direct" if link.direct else "PCI")

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, advice, fault, ok
 
 GIB = 1 << 30
 NONE, LITTLE = GIB // 10, 10 * GIB  # bytes
@@ -28,12 +28,12 @@ def check_folder(subject: str, folder: str, free: int, writable: bool, no_files:
     """Check that checkpoints and logs fit. free: bytes. no_files: the file system has no free inodes."""
     what = f"{folder}: {free / GIB:.1f} GiB are free"
     if not writable:
-        return Finding("fault", subject, f"{folder} cannot be written to", "nothing can be saved", "run elsewhere")
+        return fault(subject, f"{folder} cannot be written to", "nothing can be saved", "run elsewhere")
     if no_files:
         what = f"{folder}: {free / GIB:.1f} GiB are free, but no inodes are free, so no file can be created"
-        return Finding("fault", subject, what, "checkpoints and logs are files", "remove small files; see df -i")
+        return fault(subject, what, "checkpoints and logs are files", "remove small files; see df -i")
     if free < NONE:
-        return Finding("fault", subject, what, "checkpoints and logs will not fit", "make room")
+        return fault(subject, what, "checkpoints and logs will not fit", "make room")
     if free < LITTLE:
-        return Finding("advice", subject, what, "checkpoints of a large model will not fit", "make room")
-    return Finding("ok", subject, what)
+        return advice(subject, what, "checkpoints of a large model will not fit", "make room")
+    return ok(subject, what)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, advice, fault, ok
 from duoka.hardware import inventory
 from duoka.hardware.allocation import with_holders
 from duoka.hardware.choice import user_of
@@ -96,13 +96,13 @@ def judge(measured: AllReduceTimes, nvlinks: int) -> Finding:
         todo = "end other programs here and try again; in a container check its CPU limit"
         if measured.backend != "gloo":
             todo = f"{measured.backend.upper()}_DEBUG=INFO shows the transport in use; see the P2P findings above"
-        return Finding("advice", subject, what, "gradients are exchanged at every step", todo)
-    return Finding("ok", subject, what)
+        return advice(subject, what, "gradients are exchanged at every step", todo)
+    return ok(subject, what)
 
 
 def _broken(kind: str, what: str) -> Finding:
     todo = "try --devices with one device; TORCH_CPP_LOG_LEVEL=INFO says more"
-    return Finding("fault", f"all-reduce ({kind})", what, "runs on several devices will not work", todo)
+    return fault(f"all-reduce ({kind})", what, "runs on several devices will not work", todo)
 
 
 def measure(kind: str, cards: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Level = Literal["ok", "advice", "fault"]
@@ -20,3 +21,6 @@ class Finding:
     what: str
     why: str = ""
     todo: str = ""
+
+
+ok, advice, fault = partial(Finding, "ok"), partial(Finding, "advice"), partial(Finding, "fault")

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from duoka.doctor.finding import Finding, Level
+from duoka.doctor.finding import Finding, Level, advice, fault, ok
 from duoka.hardware import cgroup, machine
 from duoka.system import environment
 
@@ -31,25 +31,24 @@ def examine() -> Iterator[Finding]:
 def check_cores(mine: int, all_of_them: int) -> Finding:
     """Report how many of the machine's cores this process may use."""
     limited = f" of {all_of_them}; a container or CPU affinity excludes the others" if mine < all_of_them else ""
-    return Finding("ok", "cores", f"{mine}{limited}")
+    return ok("cores", f"{mine}{limited}")
 
 
 def check_threads(omp: str | None, cores: int) -> Finding:
     """Check that OMP_NUM_THREADS, if set, is a number no greater than the number of cores."""
     if omp is None:
-        return Finding("ok", "threads", "OMP_NUM_THREADS is not set: `duoka run` divides the cores among workers")
+        return ok("threads", "OMP_NUM_THREADS is not set: `duoka run` divides the cores among workers")
     if not omp.isdigit() or int(omp) == 0:
         why, todo = "the libraries that torch uses may each read it differently", "unset it, or set a number"
-        return Finding("advice", "threads", f"OMP_NUM_THREADS={omp} is not a number of threads", why, todo)
+        return advice("threads", f"OMP_NUM_THREADS={omp} is not a number of threads", why, todo)
     if int(omp) > cores:
-        return Finding(
-            "advice",
+        return advice(
             "threads",
             f"OMP_NUM_THREADS={omp} on {cores} cores",
             "more threads than cores slow each other",
             "unset it: `duoka run` divides the cores among workers",
         )
-    return Finding("ok", "threads", f"OMP_NUM_THREADS={omp} is respected")
+    return ok("threads", f"OMP_NUM_THREADS={omp} is respected")
 
 
 def check_memory(total: int, used: int, limited: bool = False) -> Finding:
@@ -57,14 +56,10 @@ def check_memory(total: int, used: int, limited: bool = False) -> Finding:
     container = ", the limit of this container," if limited else ""
     what = f"{(total - used) / GIB:.1f} of {total / GIB:.1f} GiB{container} are free"
     if total - used < LITTLE_MEMORY:
-        return Finding(
-            "advice",
-            "memory",
-            what,
-            "the system may kill workers without a message",
-            "end programs that are not needed",
+        return advice(
+            "memory", what, "the system may kill workers without a message", "end programs that are not needed"
         )
-    return Finding("ok", "memory", what)
+    return ok("memory", what)
 
 
 def check_shared_memory(folder: Path) -> Finding:
@@ -74,14 +69,14 @@ def check_shared_memory(folder: Path) -> Finding:
     except OSError as error:
         what = f"{folder}: {error.strerror}"
         why = "workers of a DataLoader and collectives of GPUs need it"
-        return Finding("fault", "shared memory", what, why, "mount a tmpfs there; docker: --shm-size=8g")
+        return fault("shared memory", what, why, "mount a tmpfs there; docker: --shm-size=8g")
     size, free = usage.f_frsize * usage.f_blocks, usage.f_frsize * usage.f_bavail
     if free < LITTLE_SHARED:
         what = f"{folder} has {size >> 20} MiB, of which {free >> 20} are free"
         why = "workers of a DataLoader die with a bus error when it is full"
         todo = "docker: --shm-size=8g, or --ipc=host; elsewhere remove files left by dead programs"
         return Finding("fault" if free < NO_SHARED else "advice", "shared memory", what, why, todo)
-    return Finding("ok", "shared memory", f"{folder} has {size / GIB:.1f} GiB, of which {free / GIB:.1f} are free")
+    return ok("shared memory", f"{folder} has {size / GIB:.1f} GiB, of which {free / GIB:.1f} are free")
 
 
 def check_files(limit: int) -> Finding:
@@ -90,4 +85,4 @@ def check_files(limit: int) -> Finding:
         why = "each rank, each worker of a DataLoader and each tensor sent between them needs some"
         level: Level = "fault" if limit < TOO_FEW_FILES else "advice"
         return Finding(level, "open files", f"at most {limit}", why, "ulimit -n 65536")
-    return Finding("ok", "open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")
+    return ok("open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")

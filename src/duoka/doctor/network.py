@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, advice, fault, ok
 from duoka.system import environment, libc
 from duoka.system.time_limit import within
 
@@ -33,24 +33,24 @@ def check_host_name(name: str, resolve: Callable[[str], list[str]]) -> Finding:
     why = "machines of one job connect by name; jobs on one machine are not affected"
     todo = "add it to /etc/hosts, or give the master's IP address"
     if addresses is None:
-        return Finding("advice", "host name", f"{name} cannot be resolved (within {RESOLVE_LIMIT:g} s)", why, todo)
+        return advice("host name", f"{name} cannot be resolved (within {RESOLVE_LIMIT:g} s)", why, todo)
     what = f"{name} is {', '.join(addresses)}"
     if all(address.startswith("127.") or address == "::1" for address in addresses):
-        return Finding("advice", "host name", f"{what}, which no other machine can reach", why, todo)
+        return advice("host name", f"{what}, which no other machine can reach", why, todo)
     if seconds > SLOW:
-        return Finding("advice", "host name", f"{what}, found after {seconds:.1f} s", why, "see /etc/resolv.conf")
+        return advice("host name", f"{what}, found after {seconds:.1f} s", why, "see /etc/resolv.conf")
     device = environment.variable("GLOO_SOCKET_IFNAME")
-    return Finding("ok", "host name", f"{what}{f'; gloo uses {device}' if device else ''}")
+    return ok("host name", f"{what}{f'; gloo uses {device}' if device else ''}")
 
 
 def check_localhost(resolve: Callable[[str], list[str]]) -> Finding:
     """Check that `localhost` resolves to this machine, as launchers assume."""
     addresses = _in_time(lambda: resolve("localhost"))
     if addresses and all(address.startswith("127.") or address == "::1" for address in addresses):
-        return Finding("ok", "localhost", ", ".join(addresses))
+        return ok("localhost", ", ".join(addresses))
     what = f"it is {', '.join(addresses)}" if addresses else f"it cannot be resolved (within {RESOLVE_LIMIT:g} s)"
     todo = "put `127.0.0.1 localhost` into /etc/hosts"
-    return Finding("fault", "localhost", what, "torchrun and MASTER_ADDR=localhost cannot connect", todo)
+    return fault("localhost", what, "torchrun and MASTER_ADDR=localhost cannot connect", todo)
 
 
 def check_interface(variable: str, names: str, interfaces: Sequence[str]) -> Iterator[Finding]:
@@ -61,17 +61,17 @@ def check_interface(variable: str, names: str, interfaces: Sequence[str]) -> Ite
     if not any(there.startswith(name) for name in asked for there in interfaces):
         what = f"{variable}={names}, but this machine has {', '.join(interfaces)}"
         why, todo = "ranks cannot connect", f"unset {variable}, or correct it"
-        yield Finding("fault", "network device", what, why, todo)
+        yield fault("network device", what, why, todo)
 
 
 def check_clock(now: float, installed: float, synchronised: bool | None) -> Finding:
     """Check the clock: not before the installation of duoka, and synchronised if the kernel says so."""
     why = "several machines compare times, and certificates are not valid yet"
     if now < installed:
-        return Finding("fault", "clock", "it is before duoka was installed", why, "set the clock; run chrony or ntpd")
+        return fault("clock", "it is before duoka was installed", why, "set the clock; run chrony or ntpd")
     if synchronised is False:
-        return Finding("advice", "clock", "the kernel says it is not synchronised", why, "run chrony or ntpd")
-    return Finding("ok", "clock", "synchronised" if synchronised else "plausible")
+        return advice("clock", "the kernel says it is not synchronised", why, "run chrony or ntpd")
+    return ok("clock", "synchronised" if synchronised else "plausible")
 
 
 def _resolve(name: str) -> list[str]:

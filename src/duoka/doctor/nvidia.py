@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, fault, ok
 from duoka.hardware.gpu import Gpu
 from duoka.hardware.inventory import Inventory
 from duoka.hardware.vendors.report import on_bus
@@ -28,28 +28,22 @@ def examine(machine: Inventory) -> Iterator[Finding]:
 def check_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Finding:
     """Check that the driver runs the CUDA version that torch was built for."""
     if not machine.gpus:
-        return Finding("ok", "CUDA", f"not needed: {machine.no_gpus}")
+        return ok("CUDA", f"not needed: {machine.no_gpus}")
     if built is None:
         build = "for ROCm" if hip else "without CUDA"
         what = f"torch was built {build}, and there are {len(machine.gpus)} NVIDIA GPUs"
-        return Finding(
-            "fault", "CUDA", what, "nothing will run on them", "install the build of torch for CUDA: pytorch.org"
-        )
+        return fault("CUDA", what, "nothing will run on them", "install the build of torch for CUDA: pytorch.org")
     runs = machine.versions.get("CUDA", "")
     what = f"torch is built for CUDA {built}; driver {machine.versions.get('driver')} runs CUDA {runs or '?'}"
     if runs and int(runs.split(".")[0]) < int(built.split(".")[0]):
-        return Finding(
-            "fault", "CUDA", what, "CUDA will not start", "update the driver, or install torch for an older CUDA"
-        )
-    return Finding("ok", "CUDA", what)
+        return fault("CUDA", what, "CUDA will not start", "update the driver, or install torch for an older CUDA")
+    return ok("CUDA", what)
 
 
 def check_driver(machine: Inventory, cards: int) -> Iterator[Finding]:
     """Check that the driver responds if there are GPUs."""
     if machine.gpus:
-        yield Finding(
-            "ok", "driver", f"{machine.versions.get('driver')}, for CUDA up to {machine.versions.get('CUDA') or '?'}"
-        )
+        yield ok("driver", f"{machine.versions.get('driver')}, for CUDA up to {machine.versions.get('CUDA') or '?'}")
     elif cards:
         not_given = "Library Not Found" in machine.no_gpus  # as in a container without access to the GPUs
         what = f"{cards} NVIDIA card{'s' * (cards > 1)} on the PCI bus, and {machine.no_gpus}"
@@ -63,7 +57,7 @@ def check_kernels(built: Sequence[str], gpus: Iterable[Gpu]) -> Iterator[Finding
         if gpu.capability and not any(_runs(code, gpu.capability) for code in built):
             what = f"{gpu.name} has CUDA capability {gpu.capability}, and torch code for {' '.join(built)}"
             todo = "install a build of torch that has it (pytorch.org), or exclude the GPU"
-            yield Finding("fault", f"GPU {gpu.index}", what, "every operation on it will fail", todo)
+            yield fault(f"GPU {gpu.index}", what, "every operation on it will fail", todo)
 
 
 def _runs(code: str, capability: str) -> bool:
@@ -79,13 +73,9 @@ def _check_nccl() -> Finding:
     from torch import distributed
 
     if not distributed.is_nccl_available():
-        return Finding(
-            "fault",
-            "NCCL",
-            "this build of torch has none",
-            "GPUs cannot exchange gradients",
-            "install torch for CUDA",
+        return fault(
+            "NCCL", "this build of torch has none", "GPUs cannot exchange gradients", "install torch for CUDA"
         )
     from torch.cuda import nccl
 
-    return Finding("ok", "NCCL", ".".join(map(str, nccl.version())))
+    return ok("NCCL", ".".join(map(str, nccl.version())))

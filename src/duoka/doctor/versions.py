@@ -6,7 +6,7 @@ import platform
 from collections.abc import Container, Iterator, Sequence
 
 from duoka.doctor import nvidia
-from duoka.doctor.finding import Finding
+from duoka.doctor.finding import Finding, advice, fault, ok
 from duoka.hardware import inventory
 from duoka.hardware.gpu import Gpu
 from duoka.hardware.inventory import Inventory
@@ -22,44 +22,36 @@ def examine() -> Iterator[Finding]:
 
     from duoka.view.dispatch import native
 
-    yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
+    yield ok("python", f"{platform.python_version()} on {platform.platform()}")
     yield check_torch(torch.__version__)
     yield check_engine(native.built() is not None)
     machine = inventory.read()
     yield from nvidia.examine(machine) if machine.vendor == "NVIDIA" else check_vendor(machine)
     yield from check_tried(machine.gpus)
     if not distributed.is_available() or not distributed.is_gloo_available():
-        yield Finding(
-            "fault",
-            "gloo",
-            "this build of torch has none",
-            "ranks on CPUs cannot communicate",
-            "install torch from PyPI",
+        yield fault(
+            "gloo", "this build of torch has none", "ranks on CPUs cannot communicate", "install torch from PyPI"
         )
     else:
-        yield Finding("ok", "gloo", "built into torch")
+        yield ok("gloo", "built into torch")
 
 
 def check_torch(version: str) -> Finding:
     """Check that this version of torch is supported."""
     if numbers(version) < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
-        return Finding(
-            "fault", "torch", version, f"duoka needs {wanted} or newer", f"pip install --upgrade 'torch>={wanted}'"
-        )
+        return fault("torch", version, f"duoka needs {wanted} or newer", f"pip install --upgrade 'torch>={wanted}'")
     for line in untested(version):
-        return Finding(
-            "advice", "torch", line, "parts of torch may have changed", "a newer duoka, where there is one"
-        )
-    return Finding("ok", "torch", version)
+        return advice("torch", line, "parts of torch may have changed", "a newer duoka, where there is one")
+    return ok("torch", version)
 
 
 def check_engine(built: bool) -> Finding:
     """Check that the part of duoka that is written in C was built when duoka was installed."""
     if built:
-        return Finding("ok", "engine", "in C")
+        return ok("engine", "in C")
     todo = "install a C compiler and Python's headers (Debian: gcc, python3-dev), and duoka again"
-    return Finding("advice", "engine", "in Python", "models of many small functions take longer", todo)
+    return advice("engine", "in Python", "models of many small functions take longer", todo)
 
 
 def check_vendor(machine: Inventory) -> Iterator[Finding]:
@@ -68,12 +60,12 @@ def check_vendor(machine: Inventory) -> Iterator[Finding]:
     from torch.distributed import get_default_backend_for_device
 
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
-    yield Finding("ok", "driver", versions or f"of {machine.vendor}")
+    yield ok("driver", versions or f"of {machine.vendor}")
     if (why := machine.of.lacking()) or not torch.accelerator.is_available():
         what = why or f"torch sees none of {len(machine.gpus)} {machine.vendor} GPUs"
-        yield Finding("fault", machine.vendor, what, "nothing will run on them", "install torch as the vendor says")
+        yield fault(machine.vendor, what, "nothing will run on them", "install torch as the vendor says")
     elif len(machine.gpus) > 1:
-        yield Finding("ok", "collectives", get_default_backend_for_device(machine.of.TYPE))
+        yield ok("collectives", get_default_backend_for_device(machine.of.TYPE))
 
 
 def check_tried(gpus: Sequence[Gpu], tried: Container[str] = TRIED) -> Iterator[Finding]:
@@ -84,4 +76,4 @@ def check_tried(gpus: Sequence[Gpu], tried: Container[str] = TRIED) -> Iterator[
         why = (
             "never tried: collectives of GPUs, fused attention, fused recurrent nets, how copies and kernels overlap"
         )
-        yield Finding("advice", "tests", what, why, "run `make gpu` in a clone of duoka, and report what fails")
+        yield advice("tests", what, why, "run `make gpu` in a clone of duoka, and report what fails")
