@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 from typing import NamedTuple
 
@@ -41,13 +41,6 @@ class PartsPoint(NamedTuple):
     parts: Parts
     seconds: float
 
-    def joined(self, after: PartsPoint) -> PartsPoint:
-        """Return the mean over this interval and the next one."""
-        seconds = self.seconds + after.seconds
-        pairs = zip(astuple(self.parts), astuple(after.parts), strict=True)
-        means = ((ours * self.seconds + theirs * after.seconds) / seconds for ours, theirs in pairs)
-        return PartsPoint(after.time, Parts(*means), seconds)
-
 
 @dataclass
 class Thinned:
@@ -78,7 +71,6 @@ class History:
     def __init__(self, begun: float) -> None:
         self.begun = begun
         self.attempts: list[list[RunSample]] = []
-        self.parts: list[list[PartsPoint]] = []  # of intervals in which each rank has a new sample
         self.events: list[RunEvent] = []
         self.values: dict[str, Thinned] = {}
         self.memory_used: dict[str, Thinned] = {}  # bytes, by the name of a GPU
@@ -86,13 +78,10 @@ class History:
         self._every = SHORTEST
         self.reader = OutputReader()
         self._last: RunSample | None = None
-        self._averaged: RunSample | None = None  # the last sample of this attempt up to which parts are averaged
 
     def begin(self) -> None:
         self.finish()
-        self._averaged = None
         self.attempts.append([])
-        self.parts.append([])
         self.reader.restart()
 
     def add(self, sample: RunSample) -> None:
@@ -101,28 +90,17 @@ class History:
         if kept and sample.time - kept[-1].time < self._every:
             self._last = sample
             return
-        self._keep(sample)
+        kept.append(sample)
         self._last = None
         if sum(map(len, self.attempts)) >= 2 * min(MOST, max(100, MOST_RANK_SAMPLES // max(1, len(sample.ranks)))):
-            for samples, points in zip(self.attempts, self.parts, strict=True):
+            for samples in self.attempts:  # they are sums since the start, so the others still tell every mean
                 del samples[1:-1:2]
-                joined = [ours.joined(theirs) for ours, theirs in zip(points[::2], points[1::2], strict=False)]
-                points[:] = joined + points[2 * len(joined) :]
             self._every *= 2
-
-    def _keep(self, sample: RunSample) -> None:
-        before = self._averaged
-        self.attempts[-1].append(sample)
-        if before is not None and sample.time > before.time and _are_new(before, sample):
-            self.parts[-1].append(_mean_parts(before, sample))
-        elif before is not None:
-            return
-        self._averaged = sample
 
     def finish(self) -> None:
         """End an attempt, and keep its last sample."""
         if self._last is not None and self.attempts:
-            self._keep(self._last)
+            self.attempts[-1].append(self._last)
         self._last = None
 
     def is_due(self, time: float) -> bool:
@@ -144,6 +122,11 @@ class History:
             for kept, figure in ((self.memory_used, gpu.used), (self.utilisation, gpu.utilisation)):
                 if figure is not None:
                     kept.setdefault(name, Thinned()).add(Point(time, float(figure)))
+
+    @property
+    def parts(self) -> list[list[PartsPoint]]:
+        """The parts of the time, for each attempt: means of all ranks."""
+        return [list(_mean_parts(samples)) for samples in self.attempts]
 
     def step_times(self, rank: int, busy_only: bool) -> list[list[Point]]:
         """Return the seconds of a rank's step over time, for each attempt. busy_only: without waits for others."""
@@ -181,18 +164,17 @@ def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSamp
     return None if first is None else (first, samples[-1].of(rank))
 
 
-def _are_new(before: RunSample, after: RunSample) -> bool:
-    """Return whether each rank has a newer sample, except those that sent none for long."""
-    pairs = zip(before.ranks, after.ranks, strict=True)
-    return after.time - before.time > SILENT or all(old.time < new.time for old, new in pairs if new.is_known)
-
-
-def _mean_parts(before: RunSample, after: RunSample) -> PartsPoint:
-    seconds = after.time - before.time
-    pairs = zip(before.ranks, after.ranks, strict=True)
-    of_ranks = [parts(old, new) for old, new in pairs if old.is_known and old.time < new.time]
-    means = (fmean(getattr(rank, name) for rank in of_ranks) for name in _PARTS)
-    return PartsPoint(after.time, Parts(*means), seconds)
+def _mean_parts(samples: Sequence[RunSample]) -> Iterator[PartsPoint]:
+    """Yield the means of intervals in which each rank has a new sample, except ranks that sent none for long."""
+    before = samples[0] if samples else None
+    for after in samples[1:]:
+        assert before is not None
+        seconds, pairs = after.time - before.time, list(zip(before.ranks, after.ranks, strict=True))
+        if seconds > SILENT or (seconds > 0 and all(old.time < new.time for old, new in pairs if new.is_known)):
+            of_ranks = [parts(old, new) for old, new in pairs if old.is_known and old.time < new.time]
+            means = (fmean(getattr(rank, part) for rank in of_ranks) for part in _PARTS)
+            yield PartsPoint(after.time, Parts(*means), seconds)
+            before = after
 
 
 def _step_times(samples: Sequence[RunSample], rank: int, busy_only: bool) -> list[Point]:
