@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,27 @@ def test_what_is_written_is_noted_from_time_to_time(tmp_path: Path, monkeypatch:
     again.close()
 
 
+def test_outputs_that_were_written_in_part_are_written_again(tmp_path: Path) -> None:
+    def interrupted() -> Any:
+        yield 1.0
+        raise KeyboardInterrupt
+
+    class Interrupted(list[Any]):
+        def __iter__(self) -> Any:
+            return interrupted()
+
+    one = writer(tmp_path / "out.jsonl", 3, {}, resume=False)
+    one.write([0.0])
+    with pytest.raises(KeyboardInterrupt):
+        one.write(Interrupted([1.0, 2.0]))
+    one.keep()
+    one.close()
+    with closing(writer(tmp_path / "out.jsonl", 3, {}, resume=True)) as again:
+        again.write([1.0, 2.0])
+        again.finish()
+    assert [json.loads(line)["output"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [0, 1, 2]
+
+
 def test_nothing_written_is_nothing_to_go_on_with(tmp_path: Path) -> None:
     one = writer(tmp_path / "out.jsonl", 2, {}, resume=False)
     one.keep()
@@ -238,8 +260,9 @@ def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_full(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RunError, match=r"out\.npy\.part cannot be written: No space left on device"):
-        writer(tmp_path / "out.npy", 2, {}, resume=False).write([torch.zeros(2)])
+    said = r"out\.npy\.part cannot be written: No space left on device"
+    with closing(writer(tmp_path / "out.npy", 2, {}, resume=False)) as one, pytest.raises(RunError, match=said):
+        one.write([torch.zeros(2)])
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(OptionError, match="in a writable folder"):
         writer(tmp_path / "new.npy", 2, {}, resume=False)
@@ -255,5 +278,5 @@ def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_full(
     ],
 )
 def test_what_cannot_be(tmp_path: Path, name: str, outputs: list[object], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        writer(tmp_path / name, 2, {}, resume=False).write(outputs)
+    with pytest.raises(OptionError, match=said), closing(writer(tmp_path / name, 2, {}, resume=False)) as one:
+        one.write(outputs)

@@ -13,10 +13,9 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import torch
@@ -156,7 +155,7 @@ def read_file(path: Path) -> Any:
 
 
 class Writer(ABC):
-    """Writes outputs of items 0, 1, 2, … of `total`. done: number written.
+    """Appends the outputs of items 0, 1, 2, … of `total` to a file. done: number written.
 
     facts: values that must be unchanged to resume: the model, its weights, the data.
 
@@ -168,6 +167,8 @@ class Writer(ABC):
         self.path, self.total, self.facts = path, total, {**facts, "total": total}
         self.part, self.note = Path(f"{path}.part"), Path(f"{path}.part.json")
         self.done = 0
+        self._end = 0  # of the last complete outputs in the file, in bytes
+        self._file: IO[bytes] | None = None
         self._noted = time.monotonic()
         if path.exists():
             raise OptionError("--out", str(path), "a new file; remove it, or choose another name")
@@ -179,16 +180,17 @@ class Writer(ABC):
             raise OptionError("--out", str(path), "a file in a writable folder")
 
     def _resume(self, noted: Mapping[str, Any], resume: bool) -> None:
-        done = noted.get("done", 0)
         if not resume:
-            hint = f"{done:,} of {noted['facts']['total']:,} are in {self.part}: go on with --resume, or remove both"
+            total = noted["facts"]["total"]
+            hint = f"{noted['done']:,} of {total:,} are in {self.part}: go on with --resume, or remove both"
             raise OptionError("--out", str(self.path), "a file without an unfinished part", hint)
         changed = [name for name, fact in self.facts.items() if noted["facts"].get(name) != fact]
         if changed:
             made_of = f"made of the same {', '.join(changed)}"
             raise OptionError("--resume", str(self.part), made_of, "remove it to begin anew")
-        self.done = done
-        self._reopen(noted)
+        self.done, self._end = noted["done"], noted["bytes"]
+        self._file = self.part.open("r+b")
+        self._file.seek(self._end)  # what was written after the note is written again
 
     def write(self, outputs: Sequence[Any]) -> None:
         """Write the outputs of the next items.
@@ -197,113 +199,75 @@ class Writer(ABC):
             RunError: the disk is full, or fails.
         """
         try:
-            self._append(outputs)
+            self._file = self._file or self.part.open("w+b")
+            for index, output in enumerate(outputs, self.done):
+                self._file.write(self._encoded(self._file, index, output))
         except OSError as error:
             raise RunError(f"{self.part} cannot be written: {error.strerror or error}") from error
-        self.done += len(outputs)
+        self.done, self._end = self.done + len(outputs), self._file.tell()
         if time.monotonic() - self._noted > BETWEEN_NOTES:
-            self.save()
+            self.keep()
 
-    def save(self) -> None:
-        """Flush the outputs to the disk, and record the progress."""
-        where = self._flush()
+    def keep(self) -> None:
+        """Flush the outputs to the disk, and record the progress, so that an unfinished file can be resumed."""
+        if self._file is None or not self.done:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
         beside = Path(f"{self.note}.new")
         with beside.open("w") as file:
-            json.dump({"done": self.done, "facts": self.facts, **where}, file)
+            json.dump({"done": self.done, "facts": self.facts, "bytes": self._end}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, self.note)
         self._noted = time.monotonic()
 
-    def keep(self) -> None:
-        """Keep the unfinished file, to be resumed."""
-        if self.done:
-            self.save()
-
     def finish(self) -> None:
         """Rename the complete file to its final name."""
-        self.save()
+        self.write([])
+        assert self._file is not None
+        self._file.truncate()
+        self.keep()
         self.close()
         os.replace(self.part, self.path)
         self.note.unlink()
 
-    @abstractmethod
-    def _reopen(self, noted: Mapping[str, Any]) -> None:
-        """Open the unfinished file."""
-
-    @abstractmethod
-    def _append(self, outputs: Sequence[Any]) -> None:
-        """Append outputs."""
-
-    @abstractmethod
-    def _flush(self) -> dict[str, Any]:
-        """Flush to the disk; returns values that `_reopen` needs."""
-
-    @abstractmethod
     def close(self) -> None:
-        """Close the file. Further calls do nothing."""
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    @abstractmethod
+    def _encoded(self, file: IO[bytes], index: int, output: Any) -> bytes:
+        """Return the bytes of an output, at the end of the file."""
 
 
 class NpyWriter(Writer):
     """Writes a .npy file: one array with a row for each item."""
 
-    _rows: Any = None
+    _row: Any = None  # an array like each row
 
-    def _reopen(self, noted: Mapping[str, Any]) -> None:
-        if self.done:
-            self._rows = numpy.lib.format.open_memmap(self.part, mode="r+")
-
-    def _append(self, outputs: Sequence[Any]) -> None:
-        for index, output in enumerate(outputs, self.done):
-            row = _array(output, self.path)
-            if self._rows is None:
-                self._begin(row)
-            if row.shape != self._rows.shape[1:]:
-                shapes = f"item {index:,} gives {row.shape} after {self._rows.shape[1:]}"
-                raise OptionError("--out", str(self.path), f"a .jsonl file, as outputs differ in shape: {shapes}")
-            self._rows[index] = row
-
-    def _begin(self, row: Any) -> None:
-        shape = (self.total, *row.shape)
-        rows = numpy.lib.format.open_memmap(self.part, mode="w+", dtype=row.dtype, shape=shape)
-        # In a memory map, a disk that is full later would kill the process by SIGBUS.
-        with self.part.open("r+b") as file, suppress(AttributeError):  # not on every system
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        self._rows = rows
-
-    def _flush(self) -> dict[str, Any]:
-        if self._rows is not None:
-            self._rows.flush()
-        return {}
-
-    def close(self) -> None:
-        self._rows = None
+    def _encoded(self, file: IO[bytes], index: int, output: Any) -> bytes:
+        row = _array(output, self.path)
+        if self._row is None and index:
+            self._row = numpy.lib.format.open_memmap(self.part, mode="r")[0]
+        elif self._row is None:
+            kind = {"descr": row.dtype.str, "fortran_order": False, "shape": (self.total, *row.shape)}
+            numpy.lib.format.write_array_header_1_0(file, kind)
+            os.posix_fallocate(file.fileno(), 0, file.tell() + self.total * row.nbytes)  # a full disk ends it now
+            self._row = row
+        if row.shape != self._row.shape:
+            shapes = f"item {index:,} gives {row.shape} after {self._row.shape}"
+            raise OptionError("--out", str(self.path), f"a .jsonl file, as outputs differ in shape: {shapes}")
+        encoded: bytes = row.astype(self._row.dtype).tobytes()
+        return encoded
 
 
 class JsonlWriter(Writer):
     """Writes a line of JSON for each item: {"index": 0, "output": ...}."""
 
-    _file: Any = None
-
-    def _reopen(self, noted: Mapping[str, Any]) -> None:
-        self._file = self.part.open("r+")
-        self._file.truncate(noted["bytes"])
-        self._file.seek(noted["bytes"])
-
-    def _append(self, outputs: Sequence[Any]) -> None:
-        self._file = self._file or self.part.open("w")
-        for index, output in enumerate(outputs, self.done):
-            self._file.write(json.dumps({"index": index, "output": _plain(output)}) + "\n")
-
-    def _flush(self) -> dict[str, Any]:
-        self._append([])
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return {"bytes": os.fstat(self._file.fileno()).st_size}
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def _encoded(self, file: IO[bytes], index: int, output: Any) -> bytes:
+        return (json.dumps({"index": index, "output": _plain(output)}) + "\n").encode()
 
 
 WRITERS: dict[str, type[Writer]] = {".jsonl": JsonlWriter, ".npy": NpyWriter}
