@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import builtins
 import errno
-import functools
 import io
 import os
 import posix
@@ -22,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -194,183 +194,161 @@ _OPENED = (
     ("safetensors.numpy", "serialize_file", 1, "filename", "path_to_create"),
 )
 
-Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+Act = Callable[..., Any]  # what a replaced function does: it is called with the original function and its arguments
 
 
 def redirect(scratch: Scratch) -> None:
     """Redirect writes in this process and in those that it forks."""
     tempfile.tempdir = scratch.temporary
-    _replace(io, "open", lambda original: _open(scratch, original))
+    _replace(io, "open", partial(_open, scratch))
     builtins.open = io.open
-    _replace(os, "open", lambda original: _descriptor(scratch, original))
-    _replace(os, "chdir", _redirected(0, "path", scratch.path_to_enter))
+    _replace(os, "open", partial(_open_descriptor, scratch))
+    _replace(os, "chdir", _mapped(0, "path", scratch.path_to_enter))
     for names, choose in (
         (_READ, scratch.path_to_read),
         (_CHANGED, scratch.path_to_modify),
         (_NEW, scratch.path_to_create),
     ):
         for name in names.split():
-            _replace(os, name, _redirected(0, "path", choose))
-    for name, make in (
+            _replace(os, name, _mapped(0, "path", choose))
+    for names, act in (
         ("mkdir", _mkdir),
-        ("remove", _remove),
-        ("unlink", _remove),
-        ("rmdir", _remove),
-        ("rename", _rename),
-        ("replace", _rename),
-        ("symlink", _link),
-        ("link", _link),
-        ("listdir", _list),
-        ("scandir", _list),
+        ("remove unlink rmdir", _remove),
+        ("rename replace", _rename),
+        ("symlink link", _link),
+        ("listdir scandir", _list),
     ):
-        _replace(os, name, functools.partial(make, scratch))
-    _replace(shutil, "rmtree", lambda original: _rmtree(scratch, original))
+        for name in names.split():
+            _replace(os, name, partial(act, scratch))
+    _replace(shutil, "rmtree", partial(_rmtree, scratch))
     for module, name, at, key, how in _OPENED:
         if hasattr(sys.modules.get(module), name):
-            _replace(sys.modules[module], name, _redirected(at, key, getattr(scratch, how)))
+            _replace(sys.modules[module], name, _mapped(at, key, getattr(scratch, how)))
     sqlite3.dbapi2.connect = sqlite3.connect
     update_paths()
 
 
-def _replace(space: Any, name: str, make: Make) -> None:
+def _replace(space: Any, name: str, act: Act) -> None:
+    """Replace a function, except for paths below an open folder, as `shutil.rmtree` gives them."""
     original = getattr(space, name)
-    setattr(space, name, functools.wraps(original)(make(original)))
+
+    @wraps(original)
+    def redirected(*args: Any, **kwargs: Any) -> Any:
+        below_folder = kwargs.get("dir_fd") is not None
+        return original(*args, **kwargs) if below_folder else act(original, *args, **kwargs)
+
+    setattr(space, name, redirected)
 
 
-def _redirected(at: int, key: str, choose: Callable[[Any], Any]) -> Make:
-    """Return a decorator that maps a path argument by `choose`."""
+def _mapped(at: int, key: str, choose: Callable[[Any], Any]) -> Act:
+    """Return what calls the original with another path. at, key: position and name of the argument."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def redirected(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dir_fd") is None and len(args) > at:
-                args = (*args[:at], choose(args[at]), *args[at + 1 :])
-            elif kwargs.get("dir_fd") is None and key in kwargs:
-                kwargs[key] = choose(kwargs[key])
-            return original(*args, **kwargs)
+    def act(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if len(args) > at:
+            args = (*args[:at], choose(args[at]), *args[at + 1 :])
+        elif key in kwargs:
+            kwargs[key] = choose(kwargs[key])
+        return original(*args, **kwargs)
 
-        return redirected
-
-    return make
+    return act
 
 
-def _open(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-        copy = None if kwargs.get("opener") else scratch.scratch_path(file)
-        if copy is None:
-            return original(file, mode, *args, **kwargs)
-        if "x" in mode and exists(scratch.path_to_read(file)):
-            raise _error(errno.EEXIST, file)
-        if set(mode) & set("wx"):
-            copy = scratch.path_to_create(file)
-        else:
-            copy = scratch.path_to_modify(file) if set(mode) & set("a+") else scratch.path_to_read(file)
-        if set(mode) & set("wxa+") and is_folder(scratch.path_to_read(file)):
-            raise _error(errno.EISDIR, file)
-        try:
-            return original(copy, mode, *args, **kwargs)
-        except OSError as error:
-            raise _error(error.errno or errno.EIO, file) from None
-
-    return open
+def _open(scratch: Scratch, original: Act, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    copy = None if kwargs.get("opener") else scratch.scratch_path(file)
+    if copy is None:
+        return original(file, mode, *args, **kwargs)
+    if "x" in mode and exists(scratch.path_to_read(file)):
+        raise _error(errno.EEXIST, file)
+    if set(mode) & set("wx"):
+        copy = scratch.path_to_create(file)
+    else:
+        copy = scratch.path_to_modify(file) if set(mode) & set("a+") else scratch.path_to_read(file)
+    if set(mode) & set("wxa+") and is_folder(scratch.path_to_read(file)):
+        raise _error(errno.EISDIR, file)
+    try:
+        return original(copy, mode, *args, **kwargs)
+    except OSError as error:
+        raise _error(error.errno or errno.EIO, file) from None
 
 
-def _descriptor(scratch: Scratch, original: Callable[..., int]) -> Callable[..., int]:
-    def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
-        if kwargs.get("dir_fd") is not None or scratch.scratch_path(path) is None:
-            return original(path, flags, *args, **kwargs)
-        if flags & os.O_EXCL and exists(scratch.path_to_read(path)):
+def _open_descriptor(scratch: Scratch, original: Act, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+    if scratch.scratch_path(path) is None:
+        return original(path, flags, *args, **kwargs)
+    if flags & os.O_EXCL and exists(scratch.path_to_read(path)):
+        raise _error(errno.EEXIST, path)
+    copy = scratch.path_to_modify(path) if flags & WRITE_FLAGS else scratch.path_to_read(path)
+    return original(copy, flags, *args, **kwargs)
+
+
+def _mkdir(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any) -> None:
+    if scratch.scratch_path(path) is not None:
+        if exists(scratch.path_to_read(path)):
             raise _error(errno.EEXIST, path)
-        copy = scratch.path_to_modify(path) if flags & WRITE_FLAGS else scratch.path_to_read(path)
-        return original(copy, flags, *args, **kwargs)
-
-    return open
+        path = scratch.path_to_create(path)
+    original(path, *args, **kwargs)
 
 
-def _mkdir(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
-    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("dir_fd") is None and scratch.scratch_path(path) is not None:
-            if exists(scratch.path_to_read(path)):
-                raise _error(errno.EEXIST, path)
-            path = scratch.path_to_create(path)
+def _remove(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any) -> None:
+    copy = scratch.scratch_path(path)
+    if copy is None:
         original(path, *args, **kwargs)
-
-    return mkdir
-
-
-def _remove(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
-    def remove(path: Any, *args: Any, **kwargs: Any) -> None:
-        copy = None if kwargs.get("dir_fd") is not None else scratch.scratch_path(path)
-        if copy is None:
-            return original(path, *args, **kwargs)
-        seen, is_rmdir = scratch.path_to_read(path), original.__name__ == "rmdir"
-        has_original = exists(scratch.original(copy)) and not scratch.is_removed(copy)
-        if not exists(seen):
-            raise _error(errno.ENOENT, path)
-        if is_rmdir and os.listdir(path):
-            raise _error(errno.ENOTEMPTY, path)
-        if is_folder(seen) != is_rmdir and not os.path.islink(seen):
-            raise _error(errno.EISDIR if is_folder(seen) else errno.ENOTDIR, path)
-        if exists(copy):
-            original(copy, *args, **kwargs)
-        return scratch.remove(copy) if has_original else None
-
-    return remove
+        return
+    seen, is_rmdir = scratch.path_to_read(path), original.__name__ == "rmdir"
+    has_original = exists(scratch.original(copy)) and not scratch.is_removed(copy)
+    if not exists(seen):
+        raise _error(errno.ENOENT, path)
+    if is_rmdir and os.listdir(path):
+        raise _error(errno.ENOTEMPTY, path)
+    if is_folder(seen) != is_rmdir and not os.path.islink(seen):
+        raise _error(errno.EISDIR if is_folder(seen) else errno.ENOTDIR, path)
+    if exists(copy):
+        original(copy, *args, **kwargs)
+    if has_original:
+        scratch.remove(copy)
 
 
-def _rename(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
-    def rename(src: Any, dst: Any, **kwargs: Any) -> None:
-        source = scratch.scratch_path(src)
-        if source is not None and not exists(scratch.path_to_read(src)):
-            raise _error(errno.ENOENT, src)
-        original(src if source is None else scratch.copy_in(src), scratch.path_to_create(dst), **kwargs)
-        if source is not None and exists(scratch.original(source)):
-            scratch.remove(source)
-
-    return rename
+def _rename(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) -> None:
+    source = scratch.scratch_path(src)
+    if source is not None and not exists(scratch.path_to_read(src)):
+        raise _error(errno.ENOENT, src)
+    original(src if source is None else scratch.copy_in(src), scratch.path_to_create(dst), **kwargs)
+    if source is not None and exists(scratch.original(source)):
+        scratch.remove(source)
 
 
-def _link(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
-    def link(src: Any, dst: Any, **kwargs: Any) -> None:
-        if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
-            raise _error(errno.EEXIST, dst)
-        linked = scratch.path_to_modify(src) if original.__name__ == "link" else src
-        original(linked, scratch.path_to_create(dst), **kwargs)
-
-    return link
+def _link(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) -> None:
+    if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
+        raise _error(errno.EEXIST, dst)
+    linked = scratch.path_to_modify(src) if original.__name__ == "link" else src
+    original(linked, scratch.path_to_create(dst), **kwargs)
 
 
-def _list(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace `listdir` or `scandir`: copies, and originals without a copy that the script has not removed."""
-
-    def listing(path: Any = ".") -> Any:
-        copy = scratch.scratch_path(path)
-        if copy is None or not (exists(copy) or scratch.has_removed()):
-            return original(path)
-        is_removed, has_copy = scratch.is_removed(copy), is_folder(copy)
-        folders = [os.fsencode(copy) if isinstance(path, bytes) else copy] if is_removed or has_copy else []
-        if not is_removed and (is_folder(path) or not has_copy):
-            folders.append(path)
-        entries: dict[str, Any] = {}
-        for folder in folders:
-            for entry in original(folder):
-                name = os.fsdecode(getattr(entry, "name", entry))
-                if folder is not path or not scratch.is_removed(f"{copy}/{name}"):
-                    entries.setdefault(name, entry)
-        return Entries(list(entries.values())) if original.__name__ == "scandir" else list(entries.values())
-
-    return listing
+def _list(scratch: Scratch, original: Act, path: Any = ".") -> Any:
+    """List, for `listdir` or `scandir`, copies, and originals without a copy that the script has not removed."""
+    copy = scratch.scratch_path(path)
+    if copy is None or not (exists(copy) or scratch.has_removed()):
+        return original(path)
+    is_removed, has_copy = scratch.is_removed(copy), is_folder(copy)
+    folders = [os.fsencode(copy) if isinstance(path, bytes) else copy] if is_removed or has_copy else []
+    if not is_removed and (is_folder(path) or not has_copy):
+        folders.append(path)
+    entries: dict[str, Any] = {}
+    for folder in folders:
+        for entry in original(folder):
+            name = os.fsdecode(getattr(entry, "name", entry))
+            if folder is not path or not scratch.is_removed(f"{copy}/{name}"):
+                entries.setdefault(name, entry)
+    return Entries(list(entries.values())) if original.__name__ == "scandir" else list(entries.values())
 
 
-def _rmtree(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
-        copy = scratch.scratch_path(path)
-        if copy is None or not exists(scratch.original(copy)) or scratch.is_removed(copy):
-            return original(scratch.path_to_read(path), *args, **kwargs)
-        if exists(copy):
-            original(copy, *args, **kwargs)
-        return scratch.remove(copy)
-
-    return rmtree
+def _rmtree(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any) -> None:
+    copy = scratch.scratch_path(path)
+    if copy is None or not exists(scratch.original(copy)) or scratch.is_removed(copy):
+        original(scratch.path_to_read(path), *args, **kwargs)
+        return
+    if exists(copy):
+        original(copy, *args, **kwargs)
+    scratch.remove(copy)
 
 
 def _error(number: int, path: Any) -> OSError:
