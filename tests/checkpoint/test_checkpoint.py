@@ -18,7 +18,7 @@ from torch import nn
 
 import duoka
 from duoka.checkpoint import directory as checkpoints
-from duoka.checkpoint.preemption import AGAIN, SIGNALS, Preempted
+from duoka.checkpoint.checkpoint import AGAIN, SIGNALS, Preempted
 from tests.checkpoint.nets import Net, compiled, same
 from tests.checkpoint.runs import Stop, fail, fault, filled, in_child, outcome, small, things, train, value_in
 

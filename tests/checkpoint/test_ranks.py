@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import duoka
-from duoka.checkpoint.preemption import AGAIN, Preempted
+from duoka.checkpoint.checkpoint import AGAIN, Preempted
 from duoka.checkpoint.ranks import SingleRank, on_first, together
 from duoka.errors import CheckpointError
 from tests.checkpoint.runs import filled, outcome, train

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duoka.checkpoint.preemption import AGAIN as SAVED
+from duoka.checkpoint.checkpoint import AGAIN as SAVED
 from duoka.hardware.gpu import Device, Gpu
 from duoka.hardware.inventory import Inventory
 from duoka.launchers import restarts

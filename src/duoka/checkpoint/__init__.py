@@ -1,6 +1,6 @@
 """Weights of every format, and checkpoints that survive a crash.
 
-checkpoint.py  `Checkpoint`: saves and restores a training run; preemption.py: signals that ask it to end
+checkpoint.py  `Checkpoint`: saves and restores a training run; signals that ask it to end
 states.py      the saved states, by kind, as JSON and tensors
 snapshot.py    a checkpoint in memory, and the thread of each rank that writes it
 directory.py   the directory of a run: manifests and digests of its checkpoints, which are kept, the lock

@@ -1,10 +1,11 @@
-"""`Checkpoint`: saves a training run, and restores it."""
+"""`Checkpoint`: saves a training run, and restores it; also when a signal asks it to end."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -19,7 +21,6 @@ import torch
 from duoka.checkpoint import directory, disk
 from duoka.checkpoint.directory import TREES, CheckpointReader, Lock, Manifest, StateEntry
 from duoka.checkpoint.loading import load_weights
-from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.sharded import are_first, share_files
 from duoka.checkpoint.snapshot import BackgroundTask, Memory, Snapshot, begin, give_up, write, write_part
@@ -424,3 +425,55 @@ def _check_options(
         raise OptionError("every_seconds", seconds, "a number of seconds above 0, or None")
     if best not in (None, "max", "min"):
         raise OptionError("best", best, "'max', 'min' or None")
+
+
+# Signals that ask a run to end, as of a preempted node or the end of a time slice.
+
+AGAIN = 75  # exit code for "start me again": EX_TEMPFAIL of sysexits.h
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preempted(SystemExit):
+    """This run was asked to end and has saved. Exit code 75; when started again, the run continues."""
+
+    def __init__(self) -> None:
+        super().__init__(AGAIN)
+
+
+class Preemption:
+    """Records the signals that ask this process to end. asked: True after one has arrived."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._is_ending = False
+        self._first: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def install(self) -> None:
+        """Install the handlers; does nothing outside of the main thread."""
+        with suppress(ValueError):
+            for number in SIGNALS:
+                self._before.setdefault(number, signal.signal(number, self._note))
+
+    def exception(self) -> Preempted:
+        """Return the exception to raise after saving. Further signals then no longer interrupt the exit."""
+        self._is_ending = True
+        return Preempted()
+
+    def uninstall(self) -> None:
+        """Restore the previous handlers."""
+        while self._before:
+            number, before = self._before.popitem()
+            if not (self._is_ending and before is signal.SIG_DFL):
+                signal.signal(number, before)
+
+    def end(self) -> None:
+        """Restore the previous handlers after the loop has ended, and raise again a signal that came too late."""
+        self.uninstall()
+        if self._first is not None and not self._is_ending:
+            number, self._first, self.asked = self._first, None, False
+            signal.raise_signal(number)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._first = self._first or number
+        self.asked = True

@@ -153,9 +153,13 @@ def _named(plan: Plan, plans: Sequence[Plan]) -> str:
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
-    from duoka.forecasting.forecast import ForecastRequest  # imports torch; a plan is made without it
+    from duoka.forecasting.forecast import (
+        ForecastRequest,  # imports torch; a plan is made without it
+        as_data,
+        as_text,
+        page,
+    )
     from duoka.forecasting.forecast import forecast as start
-    from duoka.forecasting.showing import as_data, as_text, page
 
     say = sayer(shown)
     say_plan(plans[-1].device_words, plans[-1], say)

@@ -8,7 +8,7 @@ function.py       duoka.launch: the same for a function
 The parts of local.py:
 
 joining.py        the commands of several machines connect and compare their settings
-machines.py       what these commands exchange during the run, over channel.py
+machines.py       their connections, and what they exchange during the run
 workers.py        the workers of one attempt: started, listened to, ended
 processes.py      how they are forked, told of signals, and ended if the command process is killed
 output.py         log files

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from duoka import __version__
 from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
-from duoka.launchers.channel import LOST, Channel, reason
-from duoka.launchers.machines import SeveralMachines, SingleMachine
+from duoka.launchers.machines import LOST, Channel, SeveralMachines, SingleMachine, reason
 from duoka.network.addresses import interface_of, listen_on
 from duoka.network.connection import LONGEST, TO_SEND, Connection, Reception, WrongKey, answer, challenge
 from duoka.network.keys import Key, key_of

@@ -27,7 +27,7 @@ from duoka.planning.plan import Kind, Plan
 from duoka.private.texts import LOST_GPU, says
 from duoka.supervision.status_board import name_ranks
 
-AGAIN = 75  # `duoka.checkpoint.preemption`: the script has saved, and its caller restarts it
+AGAIN = 75  # `duoka.checkpoint.checkpoint`: the script has saved, and its caller restarts it
 SHORT = 10.0  # seconds: the cause of an earlier failure may persist
 LONGEST_PAUSE = 60.0
 LESS = 0.7  # of its rows, for a rank whose memory ran out

@@ -5,7 +5,6 @@ Each run is a trial (`duoka.trials`).
 In each worker, beside the script:
     recorder   writes the models' tensors after each step, and digests of the training batches; moves weights by one
                unit in the last place, as rounding does
-    naming     names the trained tensors
 
 In the command process:
     recording  the files of one run, written and read

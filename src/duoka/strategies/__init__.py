@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from duoka.collectives.base import Collectives
-from duoka.strategies.base import Strategy
+from duoka.strategies.base import Single, Strategy
 from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.exact import Exact
 from duoka.strategies.fsdp import Fsdp
-from duoka.strategies.single import Single
 from duoka.view.random.generators import random_digest
 from duoka.view.shares.partition import weighted_sizes
 

@@ -1,10 +1,10 @@
-"""The base class of strategies, which keep parameters in step on many devices."""
+"""The base class of strategies, which keep parameters in step on many devices, and that of one rank."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -73,3 +73,21 @@ class Strategy(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release all parameters."""
+
+
+class Single(Strategy):
+    """The null object: parameters and gradients of one rank need no communication."""
+
+    def adopt(self, parameter: Tensor) -> None:
+        """Do nothing."""
+
+    def backward(self, site: str) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Do nothing."""
