@@ -23,7 +23,6 @@ from torch.utils.data import (
 )
 
 import duoka
-from duoka.origins.process import this_process
 from duoka.view.tensor.batch import BatchTensor, gather_all
 from tests.run.ranks import each_on_ranks, on_ranks
 
@@ -323,23 +322,3 @@ def test_an_iteration_within_another(name: str, world_size: int) -> None:
         return found
 
     assert on_ranks(world_size, on_rank) == [expected] * world_size
-
-
-def test_batches_cut_from_memory_are_told_to_those_who_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of torch's loaders are told where these give them."""
-    told: list[tuple[int, int, int]] = []
-
-    def took(nanoseconds: int, samples: int, number: int, of: int) -> None:
-        assert nanoseconds > 0
-        told.append((samples, number, of))
-
-    monkeypatch.setattr(this_process(), "took", took)
-    with duoka.start() as run:
-        loader = run.loader(TensorDataset(torch.arange(10.0)), batch_size=4)
-        next(iter(loader))
-        loader.load_state_dict(loader.state_dict())
-        for _ in loader:
-            pass
-        for _ in run.loader(Squares(10), batch_size=4):
-            pass
-    assert told == [(4, 1, 3), (4, 2, 3), (4, 3, 3)]

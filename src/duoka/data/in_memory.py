@@ -29,8 +29,11 @@ def read(dataset: Any, indices: Sequence[Any]) -> list[Tensor] | None:
             return None
         if not all(type(tensor) is Tensor and _is_plain(tensor) for tensor in dataset.tensors):
             return None
-        places = torch.tensor(indices, dtype=torch.long, device="cpu")
-        return [tensor[places] for tensor in dataset.tensors]
+        if not 0 <= min(indices) <= max(indices) < len(dataset):
+            return None  # negative ones count from the end; an error of an index on a GPU ends its process
+        rows = torch.tensor(indices, dtype=torch.long, device="cpu")
+        # index_select copies whole rows; tensor[rows] takes several times as long, in all threads.
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
     except IndexError:  # reading one by one names the sample
         return None
 

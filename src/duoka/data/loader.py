@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from duoka.data.prefetch import to_device
 from duoka.data.sources import BatchSource, ContextFactory, choose
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import has_streams
-from duoka.origins.process import this_process
 from duoka.planning.options import Loading
 from duoka.view.view import View
 
@@ -57,17 +55,7 @@ class Loader:
         source = self._begin()
         if self._piece_sampler is not None:
             source = self._in_pieces(source, self._piece_sampler)
-        return self._iterate(source if self._source.is_read_by_torch else self._published(source), around)
-
-    def _published(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Publish each batch for `duoka watch` and reports, as the interception of torch's loaders does."""
-        took, clock, number, of = this_process().took, time.monotonic_ns, self._seen, len(self)
-        begun = clock()
-        for batch in source:
-            number += 1
-            took(clock() - begun, self.batch_size or 0, number, of)
-            yield batch
-            begun = clock()
+        return self._iterate(source, around)
 
     def _iterate(self, source: Iterator[Any], around: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         """Yield the batches. around: the position to restore if this iteration ends early within another one."""

@@ -1,9 +1,10 @@
 """The sources of a loader's batches: one class for each way of reading them.
 
-in memory   tensors, indexed at once, without reading samples one by one
-split       any dataset with indices, stacked: each rank reads its own rows (`splitting.py`)
-counted     everything else: a custom `collate_fn`, a stream without indices. Every rank reads all of it; of a stream
-            with default_collate each stacks its own rows only.
+split     a dataset with indices, stacked: each rank reads its own rows (`splitting.py`); also on one rank, as this
+          indexes tensors at once instead of sample by sample
+whole     on one rank, everything else: a custom `collate_fn`, a stream without indices
+counted   the same on several. Every rank reads all of it; of a stream with default_collate each stacks its own rows
+          only.
 
 Each yields batch tensors, or plain ones if the batch is not sharded.
 """
@@ -16,16 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
     default_collate,
 )
 
@@ -35,8 +30,7 @@ from duoka.errors import Refused
 from duoka.planning.options import Loading
 from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves, tree_map_only
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, join
-from duoka.view.tensor.spec import Spec
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 ContextFactory = Callable[[], AbstractContextManager[None]]
@@ -46,7 +40,6 @@ class BatchSource(ABC):
     """The batches of one loader, epoch after epoch. epoch: index of the next one."""
 
     epoch = 0
-    is_read_by_torch = True  # torch's loaders read it: they are observed for `duoka watch`
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
@@ -65,102 +58,17 @@ def choose(
     rank_local: ContextFactory,
 ) -> BatchSource:
     """Choose the fastest source for a loader. rank_local: a context for reading data that the others do not."""
-    if _is_in_memory(loader):
-        return InMemorySource(loader, piece_sampler, view)
     batches = None
     through = copy.copy(loader)
     if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
         batches = ResumableSampler(piece_sampler or loader.batch_sampler)
         through.__dict__["batch_sampler"] = batches  # DataLoader.__setattr__ refuses
     through.__dict__[KEPT_ITERATOR] = None
-    if view.ranks.world_size == 1:
-        return WholeSource(through, batches)
     if can_split(loader, loading):
         return SplitSource(through, batches, view, loading, rank_local)
+    if view.ranks.world_size == 1:
+        return WholeSource(through, batches)
     return CountedSource(through, batches, view)
-
-
-class InMemorySource(BatchSource):
-    """A TensorDataset, or a subset of one, in its own order or a shuffled one."""
-
-    is_read_by_torch = False
-
-    def __init__(self, loader: DataLoader[Any], piece_sampler: PieceSampler | None, view: View) -> None:
-        self._loader, self._piece_sampler, self._view = loader, piece_sampler, view
-        dataset = loader.dataset
-        self._subset: Tensor | None = None
-        while isinstance(dataset, Subset):
-            places = torch.as_tensor(dataset.indices)
-            self._subset = places if self._subset is None else places[self._subset]
-            dataset = dataset.dataset
-        self._tensors: tuple[Tensor, ...] = dataset.tensors  # type: ignore[attr-defined]
-        self._order: list[Tensor] = []  # of the epoch that began last, once it is drawn
-
-    def begin(self, skip: int) -> Iterator[Any]:
-        # The loader draws its seed in the same way.
-        torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
-        self._order = []
-        return self._batches(skip, self._order)
-
-    def draw(self) -> None:
-        self._draw(self._order)
-
-    def _draw(self, drawn: list[Tensor]) -> None:
-        if not drawn:
-            order = torch.tensor(list(self._loader.sampler), dtype=torch.long)
-            drawn.append(order if self._subset is None else self._subset[order])
-
-    def _batches(self, skip: int, drawn: list[Tensor]) -> Iterator[Any]:
-        self._draw(drawn)
-        order = drawn[0]
-        orders = {tensor.device: order.to(tensor.device) for tensor in self._tensors}
-        view, world_size = self._view, self._view.ranks.world_size
-        start = 0
-        for number, n in enumerate(self._sizes(len(order))):
-            if number >= skip:
-                if world_size == 1 or not view.splits(n):
-                    part = slice(start, start + n)
-                    yield [tensor.index_select(0, orders[tensor.device][part]) for tensor in self._tensors]
-                else:
-                    yield [self._rows_of(tensor, orders[tensor.device], start, n) for tensor in self._tensors]
-            start += n
-
-    def _rows_of(self, tensor: Tensor, order: Tensor, start: int, n: int) -> BatchTensor:
-        """Return the batch of the n samples that begin at `start` in the order."""
-        shares = []
-        for view in self._view.siblings:
-            partition = view.partition(n)
-            first = start + partition.start
-            rows = tensor.index_select(0, order[first : first + partition.rows])
-            shares.append(BatchTensor(rows, Spec(view, partition)))
-        return join(shares)
-
-    def _sizes(self, total: int) -> Iterator[int]:
-        batch_size, drop_last = self._loader.batch_size, self._loader.drop_last
-        assert batch_size is not None
-        for start in range(0, total, batch_size):
-            n = min(batch_size, total - start)
-            if n < batch_size and drop_last:
-                return
-            sizes = (n,) if self._piece_sampler is None else self._piece_sampler.sizes(n)
-            if self._piece_sampler is not None:
-                self._piece_sampler.groups.append(sizes)
-            yield from sizes
-
-
-def _is_in_memory(loader: DataLoader[Any]) -> bool:
-    dataset: Any = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    sampler: Any = loader.sampler
-    once = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    return (
-        type(dataset) is TensorDataset
-        and loader.num_workers == 0
-        and loader.collate_fn is default_collate
-        and type(loader.batch_sampler) is BatchSampler
-        and (once or type(sampler) is SequentialSampler)
-    )
 
 
 class WholeSource(BatchSource):
@@ -195,6 +103,8 @@ class SplitSource(WholeSource):
     ) -> None:
         super().__init__(through, batches)
         self._reader = reader = Reader.of_view(through.dataset, view, loading, rank_local, view.shares.exact)
+        if view.ranks.world_size == 1:
+            reader.may_split = False  # it reads all rows of each batch
         plain = copy.copy(through)
         through.__dict__[GET_ITERATOR[1]] = lambda: SplitIterator(plain, reader, view)
 

@@ -157,8 +157,7 @@ class Run:
             raise OptionError("run.batch", tensor, "given a tensor with samples in its first dimension")
         session = self._session
         self._begun = True
-        n = tensor.shape[0]
-        if isinstance(tensor, BatchTensor) or session.view.ranks.world_size == 1 or not session.view.splits(n):
+        if isinstance(tensor, BatchTensor) or not session.view.splits(tensor.shape[0]):
             return tensor
         return BatchTensor.of(tensor, session.view)
 

@@ -182,7 +182,7 @@ class View:
 
     def splits(self, n: int) -> bool:
         """Return True if a batch of n samples is split over ranks; each rank holds a smaller one whole."""
-        return n >= self.ranks.world_size
+        return 1 < self.ranks.world_size <= n
 
     def replicate(self, tensor: Tensor) -> Tensor:
         """Wrap a replicated tensor that is used with rows, so that its gradient is averaged over ranks.
