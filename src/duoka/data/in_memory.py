@@ -29,7 +29,7 @@ def read(dataset: Any, indices: Sequence[Any]) -> list[Tensor] | None:
             return None
         if not all(type(tensor) is Tensor and _is_plain(tensor) for tensor in dataset.tensors):
             return None
-        if not 0 <= min(indices) <= max(indices) < len(dataset):
+        if not indices or not 0 <= min(indices) <= max(indices) < len(dataset):
             return None  # negative ones count from the end; an error of an index on a GPU ends its process
         rows = torch.tensor(indices, dtype=torch.long, device="cpu")
         # index_select copies whole rows; tensor[rows] takes several times as long, in all threads.
