@@ -413,4 +413,16 @@ SHARDED = {
             "optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)",
         ),
     ),
+    "addresses of tied parameters": on(  # as Hugging Face and safetensors compare them
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()",
+        "state = net.state_dict(); start = state['0.weight'].data_ptr()",
+        "print([weight.data_ptr() - start for weight in (state['1.weight'], state['0.weight'][1:])])",
+        "print([state[name].view(-1)[-1].data_ptr() - start for name in ('0.weight', '1.weight')])",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)); net[1].weight = net[0].weight",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
+        ),
+    ),
 }

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import torch
-import torch._dynamo  # imported by functions of torch at their first call: once here, not in each rank after each fork
+import torch._dynamo  # functions of torch import it at their first call: once here, not in each rank after a fork
 import torch.fx.experimental.symbolic_shapes
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 

@@ -25,6 +25,7 @@ from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
 from duoka.checkpoint.sharded import is_sharded, local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
+from duoka.view.rules.facts import make_address_in_parameter
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 
@@ -84,8 +85,9 @@ def install(session: Session) -> None:
 def install_safetensors(session: Session) -> None:
     """Intercept the functions of `safetensors.torch`, which read a tensor's memory by its address.
 
-    That of a batch or of a sharded parameter is a part of it.
+    That of a batch or of a sharded parameter is a part of it. Libraries that write such files compare addresses.
     """
+    session.patches.replace(Tensor, "data_ptr", partial(make_address_in_parameter, session.view))
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def of_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:

@@ -67,7 +67,7 @@ class ModelSharding:
         among, replicas = _groups_of_ranks(ranks, machines)
         self._count, self._offloads = among.world_size, offloads
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
-        view = View(among, lambda leaf: None)
+        self.view = view = View(among, lambda leaf: None)
         view.of_parameters = True
         self._blocks = Blocks(view, reach, replicas, offloads)
         self._sharded_count = 0  # parameters so far
@@ -313,6 +313,7 @@ class Fsdp(Ddp):
         make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._names, self._every)
         self._make = partial(make, offloads=self._offloads)
         self._sharding = self._make(self._machines)
+        view.sharded.append(self._sharding.view)
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         if self._recomputes:
             view.recomputed = self._sharding.blocks
@@ -345,7 +346,9 @@ class Fsdp(Ddp):
     def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:
         self._view.has_sharded = True
         if machines:
-            self._hybrid = self._hybrid or self._make(machines)
+            if self._hybrid is None:
+                self._hybrid = self._make(machines)
+                self._view.sharded.append(self._hybrid.view)
             self._hybrid.shard(module)
         else:
             self._sharding.shard(module)

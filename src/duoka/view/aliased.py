@@ -69,13 +69,11 @@ class AliasedCopy:
         """Return the number of writes to the rows."""
         return self.spec.view.aliased.version(self.rows)
 
-    def address_of(self, offset: int) -> int:
-        """Return the address in the copy of an element, `offset` bytes from the start of the batch's memory."""
-        sample = self.strides[self.spec.dim] * self.spec.inner
-        before = global_distance(
-            int(self.rows.storage_offset()), sample, self.spec.partition.n, self.spec.partition.rows
-        )
-        return self.whole.data_ptr() + offset - before * self.rows.itemsize
+    def offset(self) -> int:
+        """Return the bytes from the start of the batch's memory to the first element of the copy."""
+        partition, sample = self.spec.partition, self.strides[self.spec.dim] * self.spec.inner
+        elements = global_distance(int(self.rows.storage_offset()), sample, partition.n, partition.rows)
+        return elements * self.rows.itemsize
 
     def is_held(self) -> bool:
         """Return True if the script still holds a reference to the copy's memory."""

@@ -58,6 +58,7 @@ class View:
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`duoka.sharding`).
         has_sharded: True if models that are called with its batches have sharded parameters.
+        sharded: the views of these parameters.
         written: number of operations that may have written to sharded parameters.
         gradient_norms: those of sharded parameters (`sharding/gradient_norms.py`); None if it is not of parameters.
         recomputed: modules that compute their activations again in the backward pass.
@@ -96,6 +97,7 @@ class View:
         self.computes_on: torch.device | None = None
         self.watch: SizeWatch | None = None
         self.of_parameters = self.has_sharded = False
+        self.sharded: list[View] = []
         self.written = 0
         self.gradient_norms: Any = None
         self.recomputed: Collection[nn.Module] = ()

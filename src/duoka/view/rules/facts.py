@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from duoka.hardware.vendors import TYPES
 from duoka.private.torch import AsPlainTensors
+from duoka.view.aliased import same_memory
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import Function, functions, getters
@@ -17,6 +19,9 @@ from duoka.view.support import originals
 from duoka.view.tensor.batch import BatchTensor, Rule, batches_in, join, laid_out
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import global_distance
+
+if TYPE_CHECKING:
+    from duoka.view.view import View
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
@@ -63,12 +68,36 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
 
     What reads memory by its address would go past the end of this rank's rows: it ends with an error instead. While
     the script holds a gathered copy or an array of the batch, which share memory with it on one device, it is theirs.
+    Copies of a sharded parameter are none that a script keeps for long: they have the parameter's numbers instead.
     """
-    rows = args[0]._local
-    copies = args[0]._spec.view.aliased.of_memory(rows)
-    if not copies or not rows.numel():  # of no numbers: no address
+    rows, view = args[0]._local, args[0]._spec.view
+    copies = view.aliased.of_memory(rows)
+    if not rows.numel() or not (copies or view.of_parameters):  # of no numbers: no address
         return int(func(rows)) | _NO_MEMORY
-    return int(copies[0].address_of(storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize))
+    offset = storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize
+    start = _sharded_start(rows) if view.of_parameters else copies[0].whole.data_ptr() - copies[0].offset()
+    return start + int(offset)
+
+
+def make_address_in_parameter(view: View, original: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
+    """Make a `data_ptr` that gives a gathered copy of a sharded parameter of `view` its place in the parameter.
+
+    Libraries find tied parameters by the addresses of their first and last entries.
+    """
+
+    def data_ptr(tensor: Tensor) -> int:
+        for aliased in [one for parameters in view.sharded for one in parameters.aliased.copies]:
+            if type(tensor) is Tensor and same_memory(tensor, aliased.whole):
+                start = _sharded_start(aliased.rows) + aliased.offset()
+                return start + original(tensor) - original(aliased.whole)
+        return original(tensor)
+
+    return data_ptr
+
+
+def _sharded_start(rows: Tensor) -> int:
+    """Return the number that stands for the address of the memory of a sharded parameter with these rows."""
+    return int(rows.untyped_storage().data_ptr()) | _NO_MEMORY
 
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
