@@ -353,6 +353,13 @@ OTHERS = {
             "net = Net(3, 2)",
         ),
     ),
+    "a write through data to what autograd has saved": on(
+        "(6, 3)",
+        "for function in (lambda h: torch.cdist(h, h), lambda h: h @ h.t(), lambda h: h.cumprod(0)):\n"
+        "    w.grad = None; h = torch.tanh(x @ w / 20) * 1; out = function(h)\n"
+        "    h.data.mul_(0.9); out.sum().backward(); print(w.grad.tolist())",
+        header=("w = (torch.arange(9.).view(3, 3) / 9).requires_grad_()",),
+    ),
 }
 
 SHARDED = {

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import rnn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.data import DataLoader
@@ -221,6 +222,19 @@ def memory_of(tensor: Tensor) -> int:
     """Return a number equal for tensors that share memory. Public: data_ptr(), which is 0 for all without any."""
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+class WeakMemory:
+    """A weak reference to a tensor's memory, whose number no other memory gets meanwhile. Public: none."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.number = memory_of(tensor)
+        self._reference = StorageWeakRef(tensor.untyped_storage())
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """Return the memory, or None if no tensor has it any longer."""
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        return storage
 
 
 def count_references(tensor: Tensor) -> int:

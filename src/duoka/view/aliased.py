@@ -15,7 +15,7 @@ holds. Why: docs/decisions/0020-gathered-copies.md.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,13 +26,23 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
+from duoka.private.torch import (
+    WeakMemory,
+    count_references,
+    is_mapped_over,
+    is_transformed,
+    memory_of,
+    tree_leaves,
+    version_of,
+)
 from duoka.system.user_code import user_line
 from duoka.view.support.transforms import without_modes
 from duoka.view.tensor.strides import Strides, covers, global_distance
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
+
+_GATHERED_AT_MOST = 16  # copies noted
 
 
 @dataclass(slots=True, eq=False)
@@ -157,13 +167,37 @@ class AliasedCopy:
         return self.spec.local_rows(self.whole.detach())
 
 
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """A gathered copy that autograd may have saved: weak references, and what makes tensors of them again."""
+
+    rows_memory: WeakMemory
+    memory: WeakMemory
+    form_of_rows: tuple[int, torch.Size, Strides]  # place of the first element, shape, strides
+    shape: torch.Size
+    strides: Strides
+    spec: Spec
+
+    def copy(self, rows: Tensor) -> AliasedCopy:
+        """Return the copy as one that is held as long as autograd does. rows: any of its memory."""
+        offset, shape, strides = self.form_of_rows
+        rows = rows.detach().as_strided(shape, strides, offset)
+        whole = rows.new_empty(0)
+        memory = self.memory.storage()
+        if memory is not None:
+            whole.set_(memory, 0, self.shape, self.strides)
+            return AliasedCopy(rows, self.spec, self.strides, whole, holders=1)
+        whole = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=rows.device)
+        return AliasedCopy(rows, self.spec, self.strides, whole, holders=1, active=False)  # others may have it still
+
+
 class AliasedCopies:
     """The gathered copies of the batches of a view that the script may hold on some rank; nearly always none.
 
     copies: the same on all ranks for each batch that the script can reach. has_uncounted_writes: True once the script
     has used `x.data` of a batch, as writes through it are not counted. unnumbered: memory of tensors of the inference
     mode, which do not count their writes -> calls that may have written to it. numbers: memory of rows -> how often
-    the script has got a copy of it, or the ranks have forgotten one but the last.
+    the script has got a copy of it, or the ranks have forgotten one but the last. gathered: the last ones.
     """
 
     def __init__(self) -> None:
@@ -171,6 +205,7 @@ class AliasedCopies:
         self.has_uncounted_writes = False
         self.unnumbered: Counter[int] = Counter()
         self.numbers: Counter[int] = Counter()
+        self.gathered: deque[_Gathered] = deque(maxlen=_GATHERED_AT_MOST)
 
     @property
     def is_active(self) -> bool:
@@ -221,6 +256,23 @@ class AliasedCopies:
                 copy = AliasedCopy(rows.detach(), spec, strides, whole, holders, written_back)
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
+
+    def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, whole: Tensor) -> None:
+        """Note a gathered copy that autograd may save."""
+        if whole.requires_grad:
+            form = int(rows.storage_offset()), rows.shape, rows.stride()
+            self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(whole), form, whole.shape, strides, spec))
+
+    def add_saved(self, rows: Tensor) -> None:
+        """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
+
+        Also those that this rank no longer holds; the ranks agree on that at the write.
+        """
+        memory = memory_of(rows)
+        for gathered in [one for one in self.gathered if one.rows_memory.number == memory]:
+            self.gathered.remove(gathered)
+            with without_modes(), torch.no_grad():
+                self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
         """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients.

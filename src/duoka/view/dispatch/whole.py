@@ -21,6 +21,7 @@ from duoka.view.tensor.batch import (
     join_results,
     laid_out,
     may_write,
+    note_gathered,
     of_share,
 )
 from duoka.view.tensor.spec import Spec
@@ -111,6 +112,7 @@ class GatheredArgument:
             records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
                 known = laid_out(Spec.gather_shares(parts), batch._meta.strides)
+            note_gathered(batch, known)
             if keep:
                 cache_copy(batch, known)
         self.batch, self.whole, self._keeps = batch, known, keep

@@ -114,7 +114,9 @@ def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return `x.data`, which shares memory, without autograd."""
-    args[0]._spec.view.aliased.has_uncounted_writes = True
+    aliased = args[0]._spec.view.aliased
+    aliased.has_uncounted_writes = True
+    aliased.add_saved(args[0]._local)
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 

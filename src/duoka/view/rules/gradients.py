@@ -275,7 +275,7 @@ class JointGradient:
         return self.sent
 
     def _check(self, index: int, grad: Tensor) -> None:
-        if grad.data_ptr() != self.sent[index].data_ptr():
+        if not self.sent or grad.data_ptr() != self.sent[index].data_ptr():
             raise Refused(
                 "with --strategy exact, a hook on a batch gets the gradient of what is computed from it later; this "
                 "batch was used before, or its function is differentiated twice: register the hook on x * 1"

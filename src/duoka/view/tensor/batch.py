@@ -93,7 +93,9 @@ class BatchTensor(Tensor):
 
     def full_tensor(self) -> Tensor:
         """All-gather the rows; every rank must call it."""
-        return laid_out(self._spec.gather(self._local), self._meta.strides)
+        whole = laid_out(self._spec.gather(self._local), self._meta.strides)
+        note_gathered(self, whole)
+        return whole
 
     @classmethod
     def of(cls, whole: Tensor, view: View, dim: int = 0) -> BatchTensor:
@@ -222,9 +224,16 @@ class MultiShareBatch(BatchTensor):
         return rows
 
     def full_tensor(self) -> Tensor:
-        return laid_out(
-            Spec.gather_shares([(share._spec, share._local) for share in self._by_share]), self._meta.strides
-        )
+        parts = [(share._spec, share._local) for share in self._by_share]
+        whole = laid_out(Spec.gather_shares(parts), self._meta.strides)
+        note_gathered(self, whole)
+        return whole
+
+
+def note_gathered(batch: BatchTensor, whole: Tensor) -> None:
+    """Note a gathered copy of a batch, which autograd may save."""
+    for share in batch._shares:
+        share._spec.view.aliased.note_gathered(share._rows, share._spec, batch._meta.strides, whole)
 
 
 def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
