@@ -1,4 +1,4 @@
-"""A CNN's step on workers of different speed: `rows.py CLOCK BATCH SKIPPED STEPS GROUP...`, a group for each rank.
+"""A CNN's step on workers of different speed: `rows.py CLOCK MODEL BATCH SKIPPED STEPS GROUP...`, one for each rank.
 
 Prints the mean time of the steps in milliseconds, by this function of `time`.
 """
@@ -6,7 +6,6 @@ Prints the mean time of the steps in milliseconds, by this function of `time`.
 import os
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,15 +14,19 @@ from torch.nn import functional as F
 
 import duoka
 
+# Channels of convolutions, and 0 for a maximum of 2x2 pixels, from 3x32x32 to 8x8 pixels.
+MODELS = {"small": [32, 0, 64, 64, 64, 64, 0], "large": [0, 64, 64, 64, 0, 128, 128, 128]}
+
 clock = getattr(time, sys.argv[1])
-batch, skipped, steps = map(int, sys.argv[2:5])
+batch, skipped, steps = map(int, sys.argv[3:6])
 run = duoka.start(seed=0)
-Path(sys.argv[5 + run.rank], "cgroup.procs").write_text(str(os.getpid()))
-channels = 3, 32, 64, 64, 64, 64
+Path(sys.argv[6 + run.rank], "cgroup.procs").write_text(str(os.getpid()))
 layers: list[nn.Module] = []
-for number, (before, after) in enumerate(pairwise(channels)):
-    layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), *[nn.MaxPool2d(2)] * (number in (0, 4))]
-model = run.model(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 8 * 8, 10)))
+width = 3
+for channels in MODELS[sys.argv[2]]:
+    layers += [nn.Conv2d(width, channels, 3, padding=1), nn.ReLU()] if channels else [nn.MaxPool2d(2)]
+    width = channels or width
+model = run.model(nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * 8 * 8, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 rows = batch * (skipped + steps)
 images, labels = torch.randn(1, 3, 32, 32).expand(rows, 3, 32, 32), torch.randint(0, 10, (rows,))

@@ -436,6 +436,21 @@ def test_rows_that_no_devices_can_have(plan: Any, rows: str, options: dict[str, 
         plan(PLAIN, **{"devices": "cpu:2", "rows": rows, **options})
 
 
+@pytest.mark.parametrize(
+    ("shares", "rows", "told"),
+    [
+        (None, "3:1", "6 + 2 shares of each batch, plain"),
+        (None, "3.8:1", "6 + 2 shares of each batch, plain"),
+        (2, "3:1", "1 + 1 shares of each batch, as 3 : 1 needs more --shares, plain"),
+        (4, "1:1000", "1 + 3 shares of each batch, as 1 : 1e+03 needs more --shares, plain"),
+        (8, "", "8 shares of each batch, plain"),
+    ],
+)
+def test_shares_of_exact_follow_the_rows(plan: Any, shares: int | None, rows: str, told: str) -> None:
+    made = plan(PLAIN, devices="cpu:2", strategy="exact", shares=shares, rows=rows)
+    assert f"strategy exact with {told}" in header(made)
+
+
 def test_rows_without_effect_are_told(plan: Any) -> None:
     assert plan(PLAIN, devices="cpu:1", rows="3:1").notes == ("--rows 3:1: one device has all rows",)
     assert "--rows: without effect" in plan(LAUNCHED, devices="cpu:2", rows="3:1").notes[0]

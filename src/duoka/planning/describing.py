@@ -9,7 +9,10 @@ from itertools import groupby
 from duoka.hardware.gpu import Device
 from duoka.planning.options import Machines
 from duoka.planning.plan import STRATEGIES, Plan
+from duoka.planning.rows import weighted_sizes
 from duoka.script import Kind
+
+COARSE = 1.25  # times as many shares as a device's weight asks for
 
 
 def header(plan: Plan) -> list[str]:
@@ -17,9 +20,9 @@ def header(plan: Plan) -> list[str]:
     if plan.kind is Kind.DISTRIBUTED:
         how = _left_alone(plan)
     else:
-        shares = f" with {plan.shares} shares of each batch" * bool(plan.shares)
-        rows = described_rows(plan)
-        how = f"strategy {plan.strategy}{shares}{f', rows {rows}' if rows else ''}, {_script(plan)}"
+        shares, rows = _shares(plan), described_rows(plan)
+        divided = f" with {shares}" if shares else f", rows {rows}" if rows else ""
+        how = f"strategy {plan.strategy}{divided}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
     if plan.machines.count > 1:
         lines.append(_machine(plan.machines))
@@ -40,6 +43,17 @@ def described_rows(plan: Plan) -> str:
     """Describe uneven shares: `3 : 1`, `3 : 1 until measured`; empty for even ones."""
     weights = " : ".join(f"{weight / min(plan.weights):.3g}" for weight in plan.weights)
     return f"{weights or 'even'} until measured" if plan.measures_rows else weights
+
+
+def _shares(plan: Plan) -> str:
+    """Return `6 + 2 shares of each batch`, with --strategy exact; empty with others."""
+    if not plan.shares or not plan.weights:
+        return f"{plan.shares} shares of each batch" * bool(plan.shares)
+    counts = weighted_sizes(plan.shares, plan.weights)
+    asked = [plan.shares * weight / sum(plan.weights) for weight in plan.weights]
+    slowed = max(count / share for count, share in zip(counts, asked, strict=True))
+    nearer = f", as {described_rows(plan)} needs more --shares" * (slowed > COARSE)
+    return f"{' + '.join(map(str, counts))} shares of each batch{nearer}"
 
 
 def _not_as_one(plan: Plan) -> list[str]:
@@ -94,7 +108,7 @@ def details(plan: Plan) -> str:
         rows.append(("script", _script(plan).replace("plain script", "plain")))
         rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
         if plan.shares:
-            rows.append(("shares", f"{plan.shares} of each batch"))
+            rows.append(("shares", _shares(plan).replace(" shares", "", 1)))
         if not plan.is_for_one:
             rows.append(("rows", described_rows(plan) or "even"))
         if plan.strategy in ("fsdp", "hsdp"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,18 +10,18 @@ from duoka import script
 from duoka.errors import OptionError
 from duoka.hardware import spec
 from duoka.hardware.choice import Choice, choose
-from duoka.hardware.gpu import Device, Gpu
-from duoka.hardware.inventory import Inventory, units
+from duoka.hardware.gpu import Device
+from duoka.hardware.inventory import Inventory
 from duoka.planning.options import (
     ONE_MACHINE,
     Machines,
     Options,
     Settings,
     one_of,
-    row_weights,
     shares_for,
     shares_of,
 )
+from duoka.planning.rows import rows_of
 from duoka.script import Kind, Script
 
 __all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "check_strategy", "decide", "joined"]
@@ -35,8 +34,6 @@ STRATEGIES = {
     "hsdp": "as fsdp on each machine, which holds the whole model; gradients are averaged between machines",
     "single": "one device computes everything",
 }
-
-LOADED = 10  # a GPU of whose memory others use more than one part in so many is taken for one that they share
 
 _ASKED_IN_SCRIPTS = {
     "auto": "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
@@ -138,7 +135,7 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None) -> P
     here = machines.here if machines.each == "rank" else workers
     threads, thread_notes = _threads(options.threads, here, inventory.cores, omp_threads, strategy == "exact")
     several = machines.count > 1 or machines.each == "rank"
-    weights, measures, row_notes = _rows(options.rows, strategy, chosen.devices, inventory, several)
+    weights, measures, row_notes = rows_of(options.rows, strategy, chosen.devices, inventory, several)
     return Plan(
         **_settings(options),
         kind=kind,
@@ -217,7 +214,7 @@ def decide_function(options: Options, inventory: Inventory, omp_threads: str | N
     workers = len(chosen.devices)
     threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
     strategy = "single" if workers == 1 else "ddp"
-    weights, measures, row_notes = _rows(options.rows, strategy, chosen.devices, inventory, False)
+    weights, measures, row_notes = rows_of(options.rows, strategy, chosen.devices, inventory, False)
     return Plan(
         **_settings(options),
         kind=Kind.API,
@@ -286,53 +283,6 @@ def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = O
     if strategy != "exact":
         return 0
     return shares_for(ranks, asked) if machines.count == 1 else asked or 0
-
-
-def _rows(
-    asked: str, strategy: str, devices: Sequence[Device], inventory: Inventory, several: bool
-) -> tuple[tuple[float, ...], bool, tuple[str, ...]]:
-    """Return the weights of the devices' shares of a batch, whether they are measured, and notes for the user.
-
-    asked: the value of `--rows`; "": as "auto" where devices of this machine differ, else even. several: this command
-    is one of several, whose devices are not known yet.
-
-    Raises:
-        OptionError: there is not one number for each device.
-    """
-    if strategy in ("", "single"):
-        return (), False, (f"--rows {asked}: one device has all rows",) * bool(asked and strategy)
-    if asked in ("", "auto"):
-        gpus = {unit.uuid: unit for unit in units(inventory.gpus)}
-        used = [gpus[device.uuid] for device in devices if device.uuid in gpus]
-        guess = () if several else _guess(used)
-        if not asked and (several or not _differ(used)):
-            return (), False, ()
-        if strategy == "exact":
-            return guess, False, ("--rows auto: the first guess, which is not measured with --strategy exact",)
-        return guess, True, ()
-    if several:  # `joined` knows how many there are
-        return () if asked == "even" else row_weights(asked), False, ()
-    return *shares_of(asked, len(devices), "--rows"), ()
-
-
-def _guess(gpus: Sequence[Gpu]) -> tuple[float, ...]:
-    """Return weights for GPUs that are not measured yet; empty: even, also if their speed is unknown.
-
-    Each is the smaller of a GPU's parts of all speed and of all free memory, so that what fits in some way is likely
-    to fit in this one.
-    """
-    speeds, free = [gpu.speed for gpu in gpus], [gpu.memory - (gpu.used or 0) for gpu in gpus]
-    if not all(speeds) or min(free, default=0) <= 0:
-        return ()
-    parts = [min(speed / sum(speeds), room / sum(free)) for speed, room in zip(speeds, free, strict=True)]
-    return tuple(round(part / min(parts), 2) for part in parts) if len(set(parts)) > 1 else ()
-
-
-def _differ(gpus: Sequence[Gpu]) -> bool:
-    """Return whether GPUs differ in model or memory, or in what other programs use of them."""
-    models = {(gpu.name, gpu.capability, gpu.memory >> 30) for gpu in gpus}
-    loads = {(gpu.used or 0) * LOADED > gpu.memory for gpu in gpus}
-    return len(models) > 1 or len(loads) > 1
 
 
 def _threads(

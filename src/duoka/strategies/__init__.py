@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from duoka.collectives.base import Collectives
+from duoka.planning.rows import weighted_sizes
 from duoka.strategies.base import Single, Strategy
 from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.exact import Exact
 from duoka.strategies.fsdp import Fsdp
 from duoka.view.random.generators import random_digest
-from duoka.view.shares.partition import weighted_sizes
 
 __all__ = ["Ddp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 

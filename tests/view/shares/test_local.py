@@ -8,10 +8,10 @@ from torch import Tensor
 
 from duoka.collectives.one_rank import OneRank
 from duoka.errors import Refused
+from duoka.planning.rows import weighted_sizes
 from duoka.strategies.exact import Exact
 from duoka.view.rules import install
 from duoka.view.shares.local import ExactShares, LocalShares
-from duoka.view.shares.partition import weighted_sizes
 from duoka.view.tensor.batch import BatchTensor, MultiShareBatch
 from duoka.view.view import View
 

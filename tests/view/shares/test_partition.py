@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.collectives.one_rank import OneRank
-from duoka.view.shares.partition import Partition, weighted_sizes
+from duoka.planning.rows import weighted_sizes
+from duoka.view.shares.partition import Partition
 from duoka.view.view import View
 
 WEIGHTS = st.lists(st.floats(0, exclude_min=True, allow_infinity=False), min_size=1, max_size=20)

@@ -4,32 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-
-def weighted_sizes(n: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of rows of each rank, in proportion to its weight: they sum to `n`.
-
-    By the method of largest remainders (Hamilton's): each rank gets its quota rounded down, and those with the
-    largest remainders one row more. Every rank gets at least one row if there is one for each, as functions such as
-    `amax` have no value for none. A rank with a larger weight than another never gets fewer rows.
-    """
-    exact = [Fraction(weight) for weight in weights]
-    quotas = [n * weight / sum(exact) for weight in exact]
-    sizes = [int(quota) for quota in quotas]
-    ranks = range(len(weights))
-    by_remainder = sorted(ranks, key=lambda rank: (sizes[rank] - quotas[rank], -weights[rank], -rank))
-    for rank in by_remainder[: n - sum(sizes)]:
-        sizes[rank] += 1
-    if n >= len(weights):
-        while (least := min(sizes)) == 0:
-            most = max(ranks, key=lambda rank: (sizes[rank], -weights[rank], rank))
-            sizes[sizes.index(least)] += 1
-            sizes[most] -= 1
-    return tuple(sizes)
+from duoka.planning.rows import weighted_sizes
 
 
 @dataclass(frozen=True)
