@@ -29,6 +29,7 @@ COLUMNS = {
     "hsdp": ("--devices", "cpu:2", "--strategy", "hsdp"),
     "rows": ("--devices", "cpu:3", "--rows", "1:5:2"),
     "rows of fsdp": ("--devices", "cpu:2", "--rows", "3:1", "--strategy", "fsdp"),
+    "rows of exact": ("--devices", "cpu:2", "--rows", "3:1", "--strategy", "exact"),
     "moving rows": ("--devices", "cpu:3"),
 }
 MOVING = Path(__file__).parent / "moving.py"
@@ -51,6 +52,7 @@ SHORT = {
     ("everyday", "rows"),
     ("layers", "moving rows"),
     ("uneven", "rows"),
+    ("uneven", "rows of exact"),
     ("uneven", "moving rows"),
 }
 
@@ -98,7 +100,8 @@ def test_every_script_under_every_strategy(
 ) -> None:
     script, words, saved = _script(name)
     options = COLUMNS[column]
-    strategy = {"rows": "ddp", "moving rows": "ddp", "rows of fsdp": "fsdp"}.get(column, column)
+    rows = {"rows": "ddp", "moving rows": "ddp", "rows of fsdp": "fsdp", "rows of exact": "exact"}
+    strategy = rows.get(column, column)
     if name in API and strategy not in ("ddp", "exact"):  # which the script asks for
         text = script.read_text().replace("run.model(net)", f"run.model(net, strategy={strategy!r})")
         saves = '    if run.is_first:\n        torch.save(model.state_dict(), "digits.pt")\n'

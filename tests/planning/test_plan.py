@@ -442,7 +442,7 @@ def test_rows_that_no_devices_can_have(plan: Any, rows: str, options: dict[str, 
         (None, "3:1", "6 + 2 shares of each batch, plain"),
         (None, "3.8:1", "6 + 2 shares of each batch, plain"),
         (2, "3:1", "1 + 1 shares of each batch, as 3 : 1 needs more --shares, plain"),
-        (4, "1:1000", "1 + 3 shares of each batch, as 1 : 1e+03 needs more --shares, plain"),
+        (4, "1:1000", "1 + 3 shares of each batch, as 1 : 1000 needs more --shares, plain"),
         (8, "", "8 shares of each batch, plain"),
     ],
 )

@@ -12,10 +12,11 @@ from duoka.launchers.hangs import Stuck, read_stacks, script_frames, users_line
 from duoka.launchers.hints import hints
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import signal_name
-from duoka.launchers.restarts import ratio, with_fewer_rows
+from duoka.launchers.restarts import with_fewer_rows
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
 from duoka.planning.plan import Plan
+from duoka.planning.rows import ratio
 from duoka.supervision.status_board import AT_END, StatusBoard, name_ranks
 
 LOG_LINES = 5  # of a dead rank's log

@@ -14,7 +14,7 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from duoka import errors
@@ -24,6 +24,7 @@ from duoka.launchers.processes import Signals, signal_name
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
 from duoka.planning.plan import Kind, Plan
+from duoka.planning.rows import ratio
 from duoka.private.texts import LOST_GPU, says
 from duoka.supervision.status_board import name_ranks
 
@@ -187,11 +188,6 @@ def part_to_try(error: str) -> float:
     sizes = [re.search(pattern, error) for pattern in SIZES]
     asked, free, used, kept = (float(size[1]) * UNITS[size[2]] if size is not None else 0.0 for size in sizes)
     return min(LESS, (free + used + kept) / (used + asked)) if used else LESS
-
-
-def ratio(weights: Sequence[float]) -> str:
-    """Return weights as `--rows` takes them, such as 3:1."""
-    return ":".join(f"{weight / min(weights):.3g}" for weight in weights)
 
 
 def _lost(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory]) -> set[int]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from duoka.hardware.gpu import Device
 from duoka.planning.options import Machines
 from duoka.planning.plan import STRATEGIES, Plan
-from duoka.planning.rows import weighted_sizes
+from duoka.planning.rows import ratio, weighted_sizes
 from duoka.script import Kind
 
 COARSE = 1.25  # times as many shares as a device's weight asks for
@@ -41,7 +41,7 @@ def _machine(machines: Machines) -> str:
 
 def described_rows(plan: Plan) -> str:
     """Describe uneven shares: `3 : 1`, `3 : 1 until measured`; empty for even ones."""
-    weights = " : ".join(f"{weight / min(plan.weights):.3g}" for weight in plan.weights)
+    weights = ratio(plan.weights, " : ")
     return f"{weights or 'even'} until measured" if plan.measures_rows else weights
 
 

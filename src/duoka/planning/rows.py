@@ -79,3 +79,8 @@ def weighted_sizes(n: int, weights: Sequence[float]) -> tuple[int, ...]:
             sizes[sizes.index(least)] += 1
             sizes[most] -= 1
     return tuple(sizes)
+
+
+def ratio(weights: Sequence[float], between: str = ":") -> str:
+    """Return weights as `--rows` takes them, such as 3:1 or 1:100000."""
+    return between.join(f"{round(weight / min(weights), 2):.9g}" for weight in weights)

@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from duoka.collectives.base import Collectives
 from duoka.collectives.stream_waits import StreamWaits
+from duoka.planning.rows import ratio
 from duoka.private.light import not_compiled
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.tensor.batch import BatchTensor
@@ -150,8 +151,7 @@ class Balance:
         if self._view.partition(n).sizes == before:
             return
         sizes = " + ".join(map(str, self._view.partition(n).sizes))
-        ratio = " : ".join(f"{weight:g}" for weight in weights)
-        self._say(f"rows {sizes} of {n} ({ratio}, measured after {self._steps} steps)")
+        self._say(f"rows {sizes} of {n} ({ratio(weights, ' : ')}, measured after {self._steps} steps)")
 
 
 class _ProcessClock:
