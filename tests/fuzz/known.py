@@ -353,6 +353,12 @@ OTHERS = {
             "net = Net(3, 2)",
         ),
     ),
+    "computed whole in a call being recorded": on("(4, 4, 4)", "print(torch.vsplit(x, 2)[1].tolist())"),
+    "addresses of nothing": on(
+        "(5, 2, 3)",
+        "a, b = x[:, :0], x[1:1]",
+        "print(a.data_ptr(), b.data_ptr(), x[1:].data_ptr() - x.data_ptr(), x[:, 1].data_ptr() - x.data_ptr())",
+    ),
     "a write through data to what autograd has saved": on(
         "(6, 3)",
         "for function in (lambda h: torch.cdist(h, h), lambda h: h @ h.t(), lambda h: h.cumprod(0)):\n"

@@ -140,7 +140,7 @@ class Recorder(TorchFunctionMode):
         self._calls: list[Expression] = []
         self._without_values: set[int] = set()  # calls with a result on "meta", whose computation has no effect
         self._sound = True
-        self._entered = False
+        self._entered = self._calling = False
         self.draws = 0  # that are part of the record
 
     def start(self) -> None:
@@ -155,9 +155,13 @@ class Recorder(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def abandon(self) -> None:
-        """Discard the record: the rule communicates with other shares, which is not a torch call."""
+        """Discard the record: the rule communicates with other shares, which is not a torch call.
+
+        During a call torch has taken the recorder off the stack of modes, which all shares use.
+        """
         self._sound = False
-        self.stop()
+        if not self._calling:
+            self.stop()
 
     def drawing(self, func: Callable[..., Any], *args: Any) -> Any:
         """Call a function that draws once for the whole batch, and record this as one call.
@@ -166,13 +170,24 @@ class Recorder(TorchFunctionMode):
         """
         self.draws += 1
         with WithoutTorchFunctions():
-            return self.__torch_function__(func, (), args)
+            out = func(*args)
+            self._note(func, args, {}, out)
+        return out
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        self._calling = True
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._calling = False
+        self._note(func, args, kwargs, out)
+        return out
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add a call and its result to the record."""
         if not self._sound or _name(func) in _DETERMINED:
-            return out
+            return
         self._kept.append(out)
         number, is_new = len(self._calls), id(out) not in self._known
         try:
@@ -183,7 +198,6 @@ class Recorder(TorchFunctionMode):
             self._sound = False
         if is_new and isinstance(out, Tensor) and out.is_meta:
             self._without_values.add(number)
-        return out
 
     def _expression(self, value: Any) -> Expression:
         """Return the expression for an argument.

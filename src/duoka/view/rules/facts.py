@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from duoka.hardware.vendors import TYPES
-from duoka.private.torch import AsPlainTensors
+from duoka.private.torch import AsPlainTensors, memory_of
 from duoka.view.aliased import same_memory
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
@@ -71,12 +71,11 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     Copies of a sharded parameter are none that a script keeps for long: they have the parameter's numbers instead.
     """
     rows, view = args[0]._local, args[0]._spec.view
-    copies = view.aliased.of_memory(rows)
-    if not rows.numel() or not (copies or view.of_parameters):  # of no numbers: no address
-        return int(func(rows)) | _NO_MEMORY
-    offset = storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize
-    start = _sharded_start(rows) if view.of_parameters else copies[0].whole.data_ptr() - copies[0].offset()
-    return start + int(offset)
+    if not args[0]._meta.shape.numel():
+        return 0
+    copies = [] if view.of_parameters else view.aliased.of_memory(rows)
+    start = copies[0].whole.data_ptr() - copies[0].offset() if copies else _start(rows)
+    return int(start + storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize)
 
 
 def make_address_in_parameter(view: View, original: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
@@ -88,16 +87,16 @@ def make_address_in_parameter(view: View, original: Callable[[Tensor], int]) -> 
     def data_ptr(tensor: Tensor) -> int:
         for aliased in [one for parameters in view.sharded for one in parameters.aliased.copies]:
             if type(tensor) is Tensor and same_memory(tensor, aliased.whole):
-                start = _sharded_start(aliased.rows) + aliased.offset()
+                start = _start(aliased.rows) + aliased.offset()
                 return start + original(tensor) - original(aliased.whole)
         return original(tensor)
 
     return data_ptr
 
 
-def _sharded_start(rows: Tensor) -> int:
-    """Return the number that stands for the address of the memory of a sharded parameter with these rows."""
-    return int(rows.untyped_storage().data_ptr()) | _NO_MEMORY
+def _start(rows: Tensor) -> int:
+    """Return the number that stands for the address of the memory of a batch with these rows."""
+    return (rows.untyped_storage().data_ptr() or memory_of(rows)) | _NO_MEMORY
 
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

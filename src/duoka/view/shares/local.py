@@ -140,9 +140,12 @@ class ExactShares(LocalShares):
         parent = getcurrent().parent
         if parent is None or count_dispatch_modes():
             raise AssertionError("a share needs the other shares where it cannot be suspended")
-        if self.recorder is not None:
-            self.recorder.abandon()
-        return parent.switch((combine, part))
+        recorder, self.recorder = self.recorder, None  # the other shares have recorders of their own
+        if recorder is not None:
+            recorder.abandon()
+        result = parent.switch((combine, part))
+        self.recorder = recorder
+        return result
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         leaves = [part.detach() for part in parts]
