@@ -13,10 +13,11 @@ from tests.view.processes import Raised, all_well, in_processes
 
 def over_the_network(ranks: ProcessCollectives) -> MultiHostCollectives:
     """The same ranks, as if they were on machines of their own: the board of one has nobody else's seat."""
-    from duoka.supervision.status_board import NullSlot
+    from duoka.supervision.status_board import StatusBoard
 
     store = torch.distributed.PrefixStore("far", ranks._store)
-    return MultiHostCollectives(store, ranks.rank, ranks.world_size, ranks._time_limit, NullSlot())
+    slot = StatusBoard.create(1, ranks.rank).slot(ranks.rank)
+    return MultiHostCollectives(store, ranks.rank, ranks.world_size, ranks._time_limit, slot)
 
 
 def test_what_belongs_together_is_added_up() -> None:

@@ -175,7 +175,7 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
 
     from duoka.collectives.multi_host import MultiHostCollectives
     from duoka.origins.forked import Forked
-    from duoka.supervision.status_board import NullSlot
+    from duoka.supervision.status_board import StatusBoard
     from duoka.system.environment import RankInfo
 
     store, found = os.memfd_create("store"), {}
@@ -183,7 +183,7 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
 
     def rank(number: int) -> None:
         info = RankInfo(number, 2, 0, 0, "id", here=2, file=store)
-        origin = Forked(number, 2, number, both, info, NullSlot(), None, "cpu")
+        origin = Forked(number, 2, number, both, info, StatusBoard.create(1, number).slot(number), None, "cpu")
         communication = origin.connect(20.0)
         ranks = communication.collectives(number, 2, 20.0, 0)
         total = ranks.all_reduce(torch.ones(2) + number).tolist()

@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 from duoka.collectives.stream_waits import StreamWaits
 from duoka.errors import DuokaError
 from duoka.network.keys import Key, sign_object, verify_object
-from duoka.supervision.status_board import Slot
+from duoka.supervision.status_board import StatusSlot
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class Exchange(Protocol):
         PeerFailed if any rank has sent None. text: names the collective, equal on all ranks.
         """
 
-    def meet(self, slot: Slot, digest: int, text: str) -> bool:
+    def meet(self, slot: StatusSlot, digest: int, text: str) -> bool:
         """Return whether all ranks are at the same operation. digest: of its name; text: the name."""
 
-    def reading(self, slot: Slot, line: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: StatusSlot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock; None if this exchange cannot tell."""
 
 

@@ -29,7 +29,7 @@ from duoka.collectives.connecting import BUFFER, Wire, address_of_listener, conn
 from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.addresses import address_of
 from duoka.network.keys import Key
-from duoka.supervision.status_board import Slot
+from duoka.supervision.status_board import StatusSlot
 from duoka.system import environment
 from duoka.system.messages import printable
 
@@ -96,11 +96,11 @@ class DirectExchange:
             return None
         return cls(rank, world_size, wires, timeout)
 
-    def meet(self, slot: Slot, digest: int, text: str) -> bool:
+    def meet(self, slot: StatusSlot, digest: int, text: str) -> bool:
         """Return True: a rank does not see what the ranks of other machines do."""
         return True
 
-    def reading(self, slot: Slot, line: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: StatusSlot, line: int, now: Any, expected: bool) -> Any:
         """Return None: a clock is read by a collective."""
         return None
 

@@ -18,7 +18,7 @@ from duoka.collectives.stream_ends import StreamEnds
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter
-from duoka.supervision.status_board import AT_END, Slot
+from duoka.supervision.status_board import AT_END, StatusSlot
 from duoka.system.user_code import user_line
 
 # What all backends send; other types, complex numbers among them, are sent as these.
@@ -55,7 +55,7 @@ class ProcessCollectives(Collectives):
         rank: int,
         world_size: int,
         timeout: timedelta,
-        slot: Slot,
+        slot: StatusSlot,
         exchange: Exchange | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size

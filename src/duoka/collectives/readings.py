@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duoka.errors import RanksApart
-from duoka.supervision.status_board import Slot
+from duoka.supervision.status_board import StatusSlot
 from duoka.system.user_code import user_line
 
 COUNT = 2048  # readings of a sequence that the memory holds
@@ -36,7 +36,7 @@ class Readings:
         self._at = 0  # the first of the libraries' readings that this rank may take
         self._missed = -1  # number of collectives after which rank 0 did not come
 
-    def expected(self, slot: Slot, line: int, now: Any) -> Any:
+    def expected(self, slot: StatusSlot, line: int, now: Any) -> Any:
         """Return rank 0's value for a reading that all ranks make.
 
         Raises:
@@ -67,7 +67,7 @@ class Readings:
         sequence.taken[self.rank] = number + 1
         return value
 
-    def found(self, slot: Slot, line: int, now: Any) -> Any:
+    def found(self, slot: StatusSlot, line: int, now: Any) -> Any:
         """Return rank 0's value for a reading of a library; `now` if rank 0 does not make it."""
         sequence, begun = self._libraries, slot.begun
         tag = begun << 32 | line

@@ -27,7 +27,7 @@ from duoka.collectives import readings
 from duoka.collectives.base import PeerFailed
 from duoka.collectives.readings import Readings
 from duoka.errors import PeerLost, TimedOut
-from duoka.supervision.status_board import Slot
+from duoka.supervision.status_board import StatusSlot
 
 SLOT = 1 << 20  # bytes of one tensor at most
 LARGE_SLOT = 4 * SLOT  # the same in anonymous memory, which is not limited by the size of /dev/shm
@@ -160,7 +160,7 @@ class SharedMemoryExchange:
                 raise TimedOut(f"rank {self.rank} waited {self.timeout:.0f} s for rank {rank}")
         return True
 
-    def meet(self, slot: Slot, digest: int, text: str) -> bool:
+    def meet(self, slot: StatusSlot, digest: int, text: str) -> bool:
         """Return whether all ranks are at the same operation, which is no collective yet."""
         is_here = slot.meet(digest)
         slot.begin_wait(text)
@@ -174,7 +174,7 @@ class SharedMemoryExchange:
         finally:
             slot.end_wait()
 
-    def reading(self, slot: Slot, line: int, now: Any, expected: bool) -> Any:
+    def reading(self, slot: StatusSlot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock."""
         return self._readings.expected(slot, line, now) if expected else self._readings.found(slot, line, now)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from duoka.supervision.status_board import Slot
+from duoka.supervision.status_board import StatusSlot
 
 PERIOD = 0.5  # seconds
 
@@ -23,7 +23,7 @@ PERIOD = 0.5  # seconds
 class StreamEnds:
     """Records on `slot` the collectives that the stream has passed."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: StatusSlot) -> None:
         self._slot = slot
         self._events: deque[Any] = deque()
         self._is_followed = False

@@ -77,11 +77,9 @@ def run_inline(plan: Plan) -> int:
 
 def _run_api(plan: Plan, publisher: Publisher) -> None:
     """Run a script that uses duoka's API in this process, as the only worker of `plan`."""
-    from duoka.supervision.status_board import NullSlot
-
     publisher.join(this_process())
     info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
-    this_process().origin = origin_of(plan, info, plan.devices[0], NullSlot(), None, Key())
+    this_process().origin = origin_of(plan, info, plan.devices[0], publisher.slot, None, Key())
     with this_process().ending():
         run_target(plan.target)
 

@@ -40,8 +40,6 @@ from duoka.system.messages import Lines
 
 if TYPE_CHECKING:
     from duoka.origins.forked import Forked
-    from duoka.supervision.status_board import Slot
-
 UNWRITTEN = 120  # Python's exit code if standard output cannot be flushed at the end
 A_DAY = 24 * 3600.0
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # a signal that scripts, schedulers and profilers do not use
@@ -286,7 +284,9 @@ def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
         yield lines.say
 
 
-def origin_of(plan: Plan, info: RankInfo, device: Device, slot: Slot, exchange: mmap.mmap | None, key: Key) -> Forked:
+def origin_of(
+    plan: Plan, info: RankInfo, device: Device, slot: StatusSlot, exchange: mmap.mmap | None, key: Key
+) -> Forked:
     """Return what `duoka.start` reads: rank, device, connections and settings."""
     from duoka.origins.forked import Forked
 

@@ -19,7 +19,7 @@ from duoka.collectives.multi_host import MultiHostCollectives
 from duoka.collectives.process import ProcessCollectives
 from duoka.collectives.shared_memory import SharedMemoryExchange
 from duoka.network.keys import Key
-from duoka.supervision.status_board import SLOT_SIZE, NullSlot, Slot, StatusBoard
+from duoka.supervision.status_board import SLOT_SIZE, StatusBoard, StatusSlot
 from duoka.system import environment
 from duoka.system.machine import SHARED_MEMORY, machine_name
 
@@ -34,7 +34,7 @@ class Communication:
     """
 
     store: Store
-    slot: Slot
+    slot: StatusSlot
     exchange: Exchange | None
     here: int
     far: bool = False
@@ -63,7 +63,7 @@ def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communi
     if here == world_size and shared_memory.is_possible():
         memory = _memory(store, rank, world_size, timeout)
     if memory is None:
-        return Communication(store, NullSlot(), None, here, far=True)
+        return Communication(store, StatusBoard.create(1, rank).slot(rank), None, here, far=True)
     board_memory, exchange_memory = memory
     slot = StatusBoard(board_memory, range(world_size)).slot(rank)
     return Communication(store, slot, SharedMemoryExchange(exchange_memory, rank, world_size, timeout), here)

@@ -15,7 +15,7 @@ from duoka.network.rendezvous import reach_store
 from duoka.origins.communication import Communication
 from duoka.origins.origin import Origin
 from duoka.planning.plan import Plan
-from duoka.supervision.status_board import Slot
+from duoka.supervision.status_board import StatusSlot
 from duoka.system.environment import RankInfo
 
 
@@ -30,7 +30,7 @@ class Forked(Origin):
 
     plan: Plan
     info: RankInfo
-    slot: Slot
+    slot: StatusSlot
     exchange: mmap.mmap | None
     device_name: str
     key: Key = field(default_factory=Key)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from duoka.errors import RanksApart
 from duoka.supervision.rings import OUTPUT_SIZE, RemoteSamples, ScriptOutput, samples_size
@@ -233,7 +233,10 @@ class StatusBoard:
 
 
 class StatusSlot:
-    """The status of one rank, written by its worker."""
+    """The status of one rank, written by its worker.
+
+    Where ranks share no memory, each has a board of its own (`StatusBoard.create(1, rank)`), which nobody reads.
+    """
 
     def __init__(self, board: StatusBoard, rank: int) -> None:
         self._board, self.rank = board, rank
@@ -415,50 +418,6 @@ class StatusSlot:
         difference = self._board.mismatch_at(count)  # reads again: the entry may have been overwritten
         if difference is not None:
             raise RanksApart(str(difference))
-
-
-class NullSlot:
-    """Records nothing, for ranks without a status board: on several machines, or without shared memory."""
-
-    def begin_collective(self, digest: int, text: str) -> None:
-        """Do nothing."""
-
-    def check_begun(self) -> None:
-        """Do nothing."""
-
-    def end_collective(self, waited: int) -> None:
-        """Do nothing."""
-
-    def pass_collectives(self, count: int) -> None:
-        """Do nothing."""
-
-    @property
-    def begun(self) -> int:
-        """Return 0."""
-        return 0
-
-    def has_passed(self, rank: int, begun: int) -> bool:
-        """Return False."""
-        return False
-
-    def meet(self, digest: int) -> Callable[[int], bool | None]:
-        """Take all ranks for present."""
-        return lambda rank: True
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-    def begin_wait(self, text: str) -> None:
-        """Do nothing."""
-
-    def end_wait(self) -> None:
-        """Do nothing."""
-
-    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
-        """Do nothing."""
-
-
-Slot: TypeAlias = "StatusSlot | NullSlot"  # where a rank records the collective that it is in
 
 
 def name_ranks(ranks: list[int]) -> str:
