@@ -9,7 +9,7 @@ import pytest
 
 from duoka.launchers import joining as module
 from duoka.launchers.joining import join_machines
-from duoka.launchers.machines import SingleMachine
+from duoka.launchers.machines import OtherMachines
 from duoka.network.keys import Key
 from duoka.planning.plan import Plan
 from duoka.script import Target
@@ -58,7 +58,7 @@ def test_one_machine_has_nobody_to_ask() -> None:
     with join_machines(plan(), lambda text: None) as (made, name, others):
         assert made == plan()
         assert len(name) == 16
-        assert type(others) is SingleMachine
+        assert isinstance(others, OtherMachines)
     assert (others.gloo, others.files, others.announced_end(), others.progress()) == ("lo", (), None, {})
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from duoka import __version__
 from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
-from duoka.launchers.machines import LOST, Channel, SeveralMachines, SingleMachine, reason
+from duoka.launchers.machines import LOST, Channel, OtherMachines, reason
 from duoka.network.addresses import interface_of, listen_on
 from duoka.network.connection import LONGEST, TO_SEND, Connection, Reception, WrongKey, answer, challenge
 from duoka.network.keys import Key, key_of
@@ -51,7 +51,7 @@ ReportWait = Callable[[str], None]  # called again and again with a text that na
 
 
 @contextmanager
-def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str, SingleMachine]]:
+def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str, OtherMachines]]:
     """Connect to the other machines, if there are any; yield the completed plan, a name for the run, and the others.
 
     say: prints a line.
@@ -62,7 +62,7 @@ def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan
         OptionError: machine 0 cannot listen at `--rendezvous`.
     """
     if plan.machines.count == 1:
-        yield plan, secrets.token_hex(8), SingleMachine()
+        yield plan, secrets.token_hex(8), OtherMachines()
         return
     key = key_of(plan.machines, plan.key_file)
     if not key.is_given and plan.machines.number == 0:
@@ -81,7 +81,8 @@ def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan
             plan = replace(plan, machines=replace(plan.machines, host=channel.host))
             workers, names, hosts = zip(*((each.workers, each.name, each.host) for each in hellos), strict=True)
             plan, run = joined(plan, workers, names, hosts), hellos[0].run
-            yield plan, run, SeveralMachines(channel, plan, key, interface_of(channel.address), run)
+            key, interface = key.derived(f"objects {run}"), interface_of(channel.address)
+            yield plan, run, OtherMachines(channel, key, interface, plan.machines, plan.timeout)
         except DuokaError as error:
             channel.send(LOST, str(error))
             raise

@@ -36,7 +36,7 @@ from duoka.launchers.hangs import (
     waiting_for_ended,
 )
 from duoka.launchers.joining import join_machines
-from duoka.launchers.machines import SingleMachine
+from duoka.launchers.machines import OtherMachines
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import Signals, orphan_reaper
 from duoka.launchers.report import ReportContext, other_stacks, report
@@ -83,7 +83,7 @@ class RunContext:
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=NullObserver)
     entropy: int | None = None
-    others: SingleMachine = field(default_factory=SingleMachine)
+    others: OtherMachines = field(default_factory=OtherMachines)
     record: UnpublishedRun = field(default_factory=UnpublishedRun)
 
 
@@ -275,7 +275,7 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
     return None, None
 
 
-def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: SingleMachine) -> Stuck | None:
+def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: OtherMachines) -> Stuck | None:
     """Return the hang that ranks themselves noticed: others did not join, or called another collective."""
     failed = [worker for worker in group.workers if worker.failed]
     if not failed or not all(is_consequence(worker) or is_gloo_abort(worker) for worker in failed):

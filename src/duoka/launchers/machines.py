@@ -29,7 +29,7 @@ from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, do
 from duoka.launchers.workers import Peers, WorkerGroup
 from duoka.network.connection import LONGEST, TO_SEND, Connection
 from duoka.network.keys import Key
-from duoka.planning.plan import Plan
+from duoka.planning.options import ONE_MACHINE, Machines
 from duoka.supervision.rings import MachineSamples
 from duoka.supervision.status_board import RankProgress, StatusBoard
 from duoka.system.messages import printable
@@ -58,8 +58,9 @@ class Channel:
     def __init__(self, number: int, connections: Mapping[int, Connection]) -> None:
         self.number, self.lost = number, dict[int, str]()
         self.connections = dict(connections)
-        first = next(iter(connections.values()))
-        self.address, self.host = first.address, first.peer if number else first.address
+        first = next(iter(connections.values()), None)
+        self.address = "" if first is None else first.address
+        self.host = first.peer if first is not None and number else self.address
         self._messages: dict[str, dict[int, Message]] = {}
         self._selector = selectors.EpollSelector()
         self.file = self._selector.fileno()
@@ -146,66 +147,24 @@ class EndNotice:
     asked: signal.Signals | None = None
 
 
-class SingleMachine(Peers):
-    """The null object for a run on one machine.
+class OtherMachines(Peers):
+    """The other machines of a run, if it has any: without them, this one alone receives what it sends.
 
-    key: of the run, inherited by its workers. gloo: the network interface for gloo.
+    channel: to them. key: of the run, inherited by its workers. gloo: the network interface for gloo; None: gloo
+    chooses. machines: of the run. timeout: seconds to wait for machine 0.
     """
 
-    gloo: str | None = "lo"
-
-    def __init__(self) -> None:
-        self.key = Key(secrets.token_bytes(32))
-
-    def begin(self, number: int) -> None:
-        """Start an attempt."""
-
-    def start(self, group: WorkerGroup, port: int) -> None:
-        """Let the workers start. port: of the store, on machine 0."""
-        group.go(port)
-
-    def show(self, board: StatusBoard, seconds: float = 0.0, debugged: bool = False, last: bool = False) -> None:
-        """Send the progress of this machine's ranks, if the last message is older than `seconds`.
-
-        debugged: one of them is in a debugger. last: they will make no more progress.
-        """
-
-    def all_sent_last_progress(self) -> bool:
-        """Return whether all other machines have sent the last progress of their ranks."""
-        return True
-
-    def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
-        """Write samples of the other machines' ranks on machine 0's board, for `duoka watch` and reports there.
-
-        The others answer each progress message of machine 0. So none are sent to a command that does not read.
-        """
-
-    def progress(self) -> dict[int, RankProgress]:
-        """Return the progress of the other machines' ranks, by rank."""
-        return {}
-
-    def is_debugging(self) -> bool:
-        """Return whether a rank of another machine is in a debugger."""
-        return False
-
-    def announced_end(self) -> EndNotice | None:
-        """Return the notice of another machine that ends its ranks or is lost; None if there is none."""
-        return None
-
-    def announce_end(self, asked: signal.Signals | None = None) -> None:
-        """Tell the other machines that this one ends its ranks."""
-
-    def conclude(self, verdict: Verdict, group: WorkerGroup) -> Verdict:
-        """Return the verdict on the whole run, given that on this machine's ranks."""
-        return verdict
-
-
-class SeveralMachines(SingleMachine):
-    """The other machines of a run on several. gloo: the network interface towards them, if known."""
-
-    def __init__(self, channel: Channel, plan: Plan, key: Key, gloo: str | None, run_id: str) -> None:
-        self._channel, self._plan, self.gloo = channel, plan, gloo
-        self.key, self.files = key.derived(f"objects {run_id}"), (channel.file,)
+    def __init__(
+        self,
+        channel: Channel | None = None,
+        key: Key | None = None,
+        gloo: str | None = "lo",
+        machines: Machines = ONE_MACHINE,
+        timeout: float = 0.0,
+    ) -> None:
+        self._channel, self.key, self.gloo = channel or Channel(0, {}), key or Key(secrets.token_bytes(32)), gloo
+        self._machines, self._timeout = machines, timeout
+        self.files = (self._channel.file,) if self._channel.connections else ()
         self.begin(0)
 
     def read(self) -> None:
@@ -215,6 +174,7 @@ class SeveralMachines(SingleMachine):
         self._channel.close_files()
 
     def begin(self, number: int) -> None:
+        """Start an attempt."""
         self._attempt = number
         self._shown_at = self._answered_at = 0.0
         self._received_at: dict[int, float] = {}
@@ -227,22 +187,27 @@ class SeveralMachines(SingleMachine):
         return self._channel.messages(f"{what} {self._attempt}")
 
     def start(self, group: WorkerGroup, port: int) -> None:
+        """Let the workers start. port: of the store, on machine 0."""
         if self._channel.number == 0:
             self._send("port", port)
 
         def is_ready() -> bool:
             return bool(self._received("port") or self.announced_end() or group.signals.stops or group.failed())
 
-        was_ready = group.wait(is_ready, self._plan.timeout)
+        was_ready = group.wait(is_ready, self._timeout)
         if ports := self._received("port"):
             group.go(ports[0].value)
         elif not was_ready:
-            me, host = self._plan.machines.called(self._channel.number), self._plan.machines.called(0)
-            raise TimedOut(f"{me} gave up waiting for {host}: {self._plan.timeout:g} s")
+            me, host = self._machines.called(self._channel.number), self._machines.called(0)
+            raise TimedOut(f"{me} gave up waiting for {host}: {self._timeout:g} s")
 
     # Progress.
 
     def show(self, board: StatusBoard, seconds: float = 0.0, debugged: bool = False, last: bool = False) -> None:
+        """Send the progress of this machine's ranks, if the last message is older than `seconds`.
+
+        debugged: one of them is in a debugger. last: they will make no more progress.
+        """
         now = time.monotonic()
         if now - self._shown_at >= seconds:
             self._shown_at = now
@@ -250,10 +215,12 @@ class SeveralMachines(SingleMachine):
             self._send("progress", {"seats": seats, "debugged": debugged, "last": last})
 
     def all_sent_last_progress(self) -> bool:
+        """Return whether all other machines have sent the last progress of their ranks."""
         shown = (machine for machine, message in self._received("progress").items() if message.value["last"])
-        return len({*shown, *self._channel.lost, self._channel.number}) == self._plan.machines.count
+        return len({*shown, *self._channel.lost, self._channel.number}) == self._machines.count
 
     def progress(self) -> dict[int, RankProgress]:
+        """Return the progress of the other machines' ranks, by rank."""
         return {
             int(rank): progress_of(values, message.at)
             for machine, message in self._received("progress").items()
@@ -262,12 +229,16 @@ class SeveralMachines(SingleMachine):
         }
 
     def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
+        """Write samples of the other machines' ranks on machine 0's board, for `duoka watch` and reports there.
+
+        The others answer each progress message of machine 0. So none are sent to a command that does not read.
+        """
         if self._channel.number == 0:
             for machine, message in self._channel.messages(f"{FOR_FIRST}samples {self._attempt}").items():
                 if message.at != self._received_at.get(machine):
                     self._received_at[machine] = message.at
                     with suppress(ValueError):  # without samples it is shown as silent
-                        ranks = checked(message.value, self._plan.machines.workers[machine])
+                        ranks = checked(message.value, self._machines.workers[machine])
                         board.remote_samples.write(machine, MachineSamples(message.at, ranks))
         elif 0 in (shown := self._received("progress")) and shown[0].at != self._answered_at:
             self._answered_at = shown[0].at
@@ -275,16 +246,19 @@ class SeveralMachines(SingleMachine):
                 self._channel.send(f"{FOR_FIRST}samples {self._attempt}", as_message(sample.ranks))
 
     def is_debugging(self) -> bool:
+        """Return whether a rank of any machine is in a debugger."""
         return any(message.value["debugged"] for message in self._received("progress").values())
 
     # The end.
 
     def announce_end(self, asked: signal.Signals | None = None) -> None:
+        """Tell the other machines that this one ends its ranks."""
         if not self._has_announced_end:
             self._has_announced_end = True
             self._send("announce_end", None if asked is None else int(asked))
 
     def announced_end(self) -> EndNotice | None:
+        """Return the notice of another machine that ends its ranks or is lost; None if there is none."""
         for machine, message in self._received("announce_end").items():
             if machine != self._channel.number:
                 return EndNotice(machine, None if message.value is None else signal.Signals(message.value))
@@ -292,7 +266,10 @@ class SeveralMachines(SingleMachine):
         return next((EndNotice(machine) for machine in gone), None)
 
     def conclude(self, verdict: Verdict, group: WorkerGroup) -> Verdict:
-        """Wait for the results of all machines: without limit while all goes well, else for 60 s."""
+        """Return the verdict on the whole run, given that on this machine's ranks.
+
+        Wait for the results of the others: without limit while all goes well, else for 60 s.
+        """
         result = result_of(verdict, group)
         self._send("verdict", asdict(result))
         deadline = None
@@ -311,10 +288,10 @@ class SeveralMachines(SingleMachine):
     def _has_all_results(self) -> bool:
         """Return whether each other machine has sent its result or is lost, so that no more results can come."""
         results = self._received("verdict")
-        return 0 in self._channel.lost or len({*results, *self._channel.lost}) == self._plan.machines.count
+        return 0 in self._channel.lost or len({*results, *self._channel.lost}) == self._machines.count
 
     def _concluded(self, verdict: Verdict, results: Mapping[int, MachineResult]) -> Verdict:
-        machines = self._plan.machines
+        machines = self._machines
         silent = [machine for machine in range(machines.count) if machine not in results]
         saved = max((result.saved for result in results.values() if result.saved is not None), default=None)
         if any(result.why == "stopped" for result in results.values()):
