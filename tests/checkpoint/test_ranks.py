@@ -13,7 +13,8 @@ import torch
 
 import duoka
 from duoka.checkpoint.checkpoint import AGAIN, Preempted
-from duoka.checkpoint.ranks import SingleRank, on_first, together
+from duoka.checkpoint.ranks import on_first, together
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import CheckpointError
 from tests.checkpoint.runs import filled, outcome, train
 from tests.view.processes import Raised, all_well, forked, in_processes
@@ -117,7 +118,7 @@ def test_weights_are_written_by_rank_0(tmp_path: Path) -> None:
 
 
 def test_one_rank() -> None:
-    ranks = SingleRank()
+    ranks = OneRank()
     assert on_first(ranks, lambda: 3) == 3
     assert together(ranks, lambda: 4, "it", CheckpointError) == 4
     with pytest.raises(ZeroDivisionError):

@@ -1,7 +1,4 @@
-"""The ranks that load, save and restore together.
-
-`duoka.collectives.base.Collectives` is one implementation; `SingleRank` is the one for a single rank.
-"""
+"""The ranks that load, save and restore together: of duoka's collectives, or of the script's own torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import CheckpointError, DuokaError, WeightsError
 
 Outcome = TypeVar("Outcome")
@@ -27,18 +25,6 @@ class Ranks(Protocol):
 
     def broadcast_object(self, value: Any, source: int) -> Any:
         """Return rank `source`'s `value`."""
-
-
-class SingleRank:
-    """A single rank."""
-
-    rank, world_size = 0, 1
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        return tensor[None]
-
-    def broadcast_object(self, value: Any, source: int) -> Any:
-        return value
 
 
 class GroupRanks:
@@ -61,7 +47,7 @@ class GroupRanks:
 def ranks_here() -> Ranks:
     """Return the ranks of torch.distributed if it is initialized, else one rank."""
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return GroupRanks() if joined else SingleRank()
+    return GroupRanks() if joined else OneRank()
 
 
 def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:

@@ -29,9 +29,10 @@ from duoka.checkpoint import disk, sharded
 from duoka.checkpoint.directory import INDEX
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.pickled import write_together
-from duoka.checkpoint.ranks import Outcome, Ranks, SingleRank, on_first, ranks_here, together
+from duoka.checkpoint.ranks import Outcome, Ranks, on_first, ranks_here, together
 from duoka.checkpoint.sharded import are_first, holders, is_sharded, lay_out, parts_of, share_files
 from duoka.collectives.base import Collectives
+from duoka.collectives.one_rank import OneRank
 from duoka.errors import OptionError, WeightsError
 from duoka.planning.options import SIZES
 from duoka.view.tensor.batch import BatchTensor
@@ -88,7 +89,7 @@ def write_weights(
     Raises:
         WeightsError: the file cannot be written, or the format cannot hold the tensors.
     """
-    _WeightsFiles(tensors, path, metadata, most, None, SingleRank()).write()
+    _WeightsFiles(tensors, path, metadata, most, None, OneRank()).write()
 
 
 class _WeightsFiles:

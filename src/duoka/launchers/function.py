@@ -27,7 +27,6 @@ from typing import IO, Any
 from duoka import engines
 from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.hardware.allocation import AllocationRequest, allocate
-from duoka.hardware.inventory import Inventory
 from duoka.hardware.spec import parse
 from duoka.launchers.local import RunContext, attempt
 from duoka.launchers.output import Outputs
@@ -35,7 +34,7 @@ from duoka.launchers.processes import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.origins.process import this_process
 from duoka.planning.options import Options, waiting
-from duoka.planning.plan import Plan, decide_function
+from duoka.planning.plan import FUNCTION, Plan, decide
 from duoka.script import Target
 from duoka.system import environment
 from duoka.system.libc import die_with, end_thread_pools
@@ -96,11 +95,13 @@ def launch(
     )
     omp_threads = environment.threads()
     request = AllocationRequest(parse(options.devices), f"duoka.launch({options.target.name})")
-
-    def decide(inventory: Inventory) -> Plan:
-        return decide_function(options, inventory, omp_threads)
-
-    allocation = allocate(request, decide, lambda plan: plan.devices, waiting(wait), say)
+    allocation = allocate(
+        request,
+        lambda seen: decide(options, seen, omp_threads, FUNCTION),
+        lambda plan: plan.devices,
+        waiting(wait),
+        say,
+    )
     plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes))
     call = partial(function, *args, **kwargs)
     with allocation.locks:

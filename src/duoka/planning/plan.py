@@ -104,13 +104,17 @@ def check_strategy(option: str, name: str) -> None:
     one_of(option, name, STRATEGIES)
 
 
-def decide(options: Options, inventory: Inventory, omp_threads: str | None) -> Plan:
-    """Decide the settings of a run. Reads the script, and starts nothing.
+FUNCTION = Script(Kind.API, "duoka.launch")
+
+
+def decide(options: Options, inventory: Inventory, omp_threads: str | None, known: Script | None = None) -> Plan:
+    """Decide the settings of a run, and start nothing.
 
     Args:
         options: requested settings.
         inventory: devices of this machine.
         omp_threads: OMP_NUM_THREADS, or None.
+        known: what is known of the target, such as FUNCTION; None: it is a script, which is read.
 
     Raises:
         DeviceError: a device does not exist, or may not be used.
@@ -120,7 +124,7 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None) -> P
     if options.strategy:
         check_strategy("--strategy", options.strategy)
     request = spec.parse(options.devices)
-    script_info = script.read(options.target)
+    script_info = known or script.read(options.target)
     chosen = choose(request, inventory)
     machines = options.machines
     if machines.each == "rank":
@@ -206,26 +210,6 @@ def _hybrid(plan: Plan) -> Plan:
     if len(counts) == 1:
         return replace(plan, strategy="fsdp")
     return plan if counts[0] > 1 else replace(plan, strategy="ddp")
-
-
-def decide_function(options: Options, inventory: Inventory, omp_threads: str | None) -> Plan:
-    """Decide the settings of `duoka.launch`; as `decide`, for a function, which is the target."""
-    chosen = choose(spec.parse(options.devices), inventory)
-    workers = len(chosen.devices)
-    threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
-    strategy = "single" if workers == 1 else "ddp"
-    weights, measures, row_notes = rows_of(options.rows, strategy, chosen.devices, inventory, False)
-    return Plan(
-        **_settings(options),
-        kind=Kind.API,
-        kind_reason="duoka.launch",
-        devices=chosen.devices,
-        strategy=strategy,
-        threads=threads,
-        weights=weights,
-        measures_rows=measures,
-        notes=chosen.notes + notes + row_notes,
-    )
 
 
 def _kind(options: Options, script_info: Script, devices: int) -> tuple[Kind, str]:
