@@ -1,4 +1,4 @@
-"""The ranks that load, save and restore together: of duoka's collectives, or of the script's own torch.distributed."""
+"""The ranks that load, save and restore together: of duoka's collectives, or of a script's torch.distributed."""
 
 from __future__ import annotations
 
