@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 import duoka
-from duoka.checkpoint import disk
+from duoka.system import disk
 
 folder, rounds, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 words, width, layers = (24000, 2048, 36) if "large" in sys.argv else (8000, 512, 60)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import duoka
-from duoka.checkpoint import disk
+from duoka.system import disk
 from tests.checkpoint.nets import Net, same
 from tests.checkpoint.runs import die, fail, fault, filled, in_child, small, value_in
 

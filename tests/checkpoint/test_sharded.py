@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import disk, sharded
+from duoka.checkpoint import sharded
 from duoka.checkpoint.formats.safetensors import TensorFile
 from duoka.checkpoint.sharded import is_sharded, lay_out
 from duoka.errors import WeightsError
+from duoka.system import disk
 from tests.checkpoint.runs import WORLD, apart, exchanges, full, net, trained
 from tests.run.ranks import on_ranks
 

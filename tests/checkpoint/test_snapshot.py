@@ -20,10 +20,11 @@ from safetensors.torch import load_file, safe_open
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import disk, snapshot
+from duoka.checkpoint import snapshot
 from duoka.checkpoint.directory import FileEntry
 from duoka.checkpoint.saving import part_names
 from duoka.errors import CheckpointError, RunError
+from duoka.system import disk
 from tests.checkpoint.runs import WORLD, apart, die, exchanges, fault, full, net, trained
 from tests.run.ranks import on_ranks
 

@@ -211,7 +211,7 @@ def fill(path: Path, left: int | None = None) -> None:
 
     if left is not None:
         os.fsync = mortal(lambda file: None)
-        os.replace, os.unlink, json.dump = mortal(os.replace), mortal(os.unlink), mortal(json.dump)
+        os.rename, os.unlink, os.pwrite = mortal(os.rename), mortal(os.unlink), mortal(os.pwrite)
     one = writer(path, 3, {}, resume=True)
     for item in range(one.done, 3):
         one.write([torch.tensor([float(item)] * 3)])

@@ -8,7 +8,6 @@ directory.py   the directory of a run: manifests and digests of its checkpoints,
 saving.py      `save_weights`, to one file or to several and an index; pickled.py: the files of `torch.save`
 sharded.py     the layout of safetensors files, and the bytes that each rank writes of sharded tensors
 ranks.py       collectives of the ranks that save together
-disk.py        crash-safe writes: atomic rename and fsync
 
 loading.py     `load_weights`, and a table of the tensors that do not match
 names.py       matches the names of tensors in a file and a model

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from duoka.checkpoint import directory, disk
+from duoka.checkpoint import directory
 from duoka.checkpoint.directory import TREES, CheckpointReader, Lock, Manifest, StateEntry
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
@@ -27,6 +27,7 @@ from duoka.checkpoint.snapshot import BackgroundTask, Memory, Snapshot, begin, g
 from duoka.checkpoint.states import RandomGenerators, SavedState, States, kind_of
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.origins.process import this_process
+from duoka.system import disk
 
 RANDOM = "random"
 CHECK_INTERVAL = 0.2  # seconds between two checks of several ranks for a signal to end

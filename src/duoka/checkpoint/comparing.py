@@ -206,7 +206,7 @@ def _write_dcp(tensors: dict[str, Tensor], target: Path) -> None:
 
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from duoka.checkpoint import disk
+    from duoka.system import disk
 
     if target.exists():
         raise WeightsError(f"{target} exists already; name a directory that does not")

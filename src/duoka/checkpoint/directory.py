@@ -34,9 +34,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duoka.checkpoint import disk
 from duoka.checkpoint.formats import Stored, safetensors
 from duoka.errors import CheckpointBusy, CheckpointDamaged, CheckpointError, WeightsError
+from duoka.system import disk
 
 if TYPE_CHECKING:
     from torch import Tensor

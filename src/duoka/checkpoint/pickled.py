@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint import disk, sharded
+from duoka.checkpoint import sharded
 from duoka.checkpoint.formats import bytes_of
 from duoka.checkpoint.ranks import Ranks, together
 from duoka.checkpoint.sharded import Span, are_first, holders, is_sharded, parts_of, share_files, spans_of
 from duoka.errors import WeightsError
 from duoka.private.torch import save_through
 from duoka.sharding.parameter import Sharded
+from duoka.system import disk
 from duoka.view.tensor.batch import BatchTensor
 
 _CENTRAL = struct.Struct("<4s24xHHH12x")  # of a zip file's directory: magic, lengths of name, extra field and comment

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint import disk, sharded
+from duoka.checkpoint import sharded
 from duoka.checkpoint.directory import INDEX
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.pickled import write_together
@@ -35,6 +35,7 @@ from duoka.collectives.base import Collectives
 from duoka.collectives.one_rank import OneRank
 from duoka.errors import OptionError, WeightsError
 from duoka.planning.options import SIZES
+from duoka.system import disk
 from duoka.view.tensor.batch import BatchTensor
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
@@ -228,7 +229,7 @@ class _WeightsFiles:
         old, index = _named(self._path), self._beside(self._path.name + INDEX)
         if len(names) > 1:
             text = index_text(dict(zip(names, self._files, strict=True)), self._tensors)
-            disk.replace(index, lambda beside: disk.write(beside, [(0, text)]))
+            disk.replace_by(index, text)
             _remove([self._path, *map(self._beside, old)])
         elif old:
             _remove([index, *map(self._beside, old)])

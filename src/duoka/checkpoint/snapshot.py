@@ -33,13 +33,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.checkpoint import directory, disk, sharded
+from duoka.checkpoint import directory, sharded
 from duoka.checkpoint.directory import INDEX, OWN_FILE, TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.saving import index_text, part_names
 from duoka.checkpoint.sharded import Layout, lay_out
 from duoka.checkpoint.states import SavedState
 from duoka.errors import CheckpointError
 from duoka.hardware.accelerator import has_streams
+from duoka.system import disk
 from duoka.view.copies import wait_for_copies
 
 TENSORS = "states.safetensors"  # the tensors of all states without a file of their own

@@ -20,7 +20,7 @@ from duoka.hardware.spec import parse
 from duoka.planning.describing import header
 from duoka.planning.options import Options
 from duoka.planning.plan import Plan, decide
-from duoka.system import environment
+from duoka.system import disk, environment
 from duoka.system.messages import say
 
 
@@ -72,10 +72,8 @@ def write_report(path: Path | None, page: Callable[[], str]) -> None:
     """Write the result as a page, if that was asked for; say so if it cannot be written any more."""
     if path is None:
         return
-    from duoka.watching.html import write_page  # `duoka run` imports this file, too, and begins sooner without it
-
     try:
-        write_page(path, page())
+        disk.replace_by(path, page().encode())
     except OSError as error:
         say(f"the report cannot be written to {path}: {error.strerror}")
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from duoka.errors import OptionError, RunError
+from duoka.system import disk
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 READ = (".npy", ".pt", *IMAGES)
@@ -214,12 +215,8 @@ class Writer(ABC):
             return
         self._file.flush()
         os.fsync(self._file.fileno())
-        beside = Path(f"{self.note}.new")
-        with beside.open("w") as file:
-            json.dump({"done": self.done, "facts": self.facts, "bytes": self._end}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.note)
+        note = {"done": self.done, "facts": self.facts, "bytes": self._end}
+        disk.replace_by(self.note, json.dumps(note).encode())
         self._noted = time.monotonic()
 
     def finish(self) -> None:
@@ -229,7 +226,7 @@ class Writer(ABC):
         self._file.truncate()
         self.keep()
         self.close()
-        os.replace(self.part, self.path)
+        disk.put(self.part, self.path)
         self.note.unlink()
 
     def close(self) -> None:

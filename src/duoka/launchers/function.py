@@ -36,7 +36,7 @@ from duoka.origins.process import this_process
 from duoka.planning.options import Options, waiting
 from duoka.planning.plan import FUNCTION, Plan, decide
 from duoka.script import Target
-from duoka.system import environment
+from duoka.system import disk, environment
 from duoka.system.libc import die_with, end_thread_pools
 from duoka.system.messages import say
 from duoka.watching.record import PublishedRun
@@ -279,6 +279,4 @@ def main() -> None:
         value = function(*args, dumps)
     except BaseException as raised:
         error = raised
-    partial_result = Path(f"{result}.partial")
-    partial_result.write_bytes(dumps((value, error, error and error.__cause__)))
-    partial_result.rename(result)
+    disk.replace_by(Path(result), dumps((value, error, error and error.__cause__)))

@@ -1,5 +1,6 @@
 """The operating system and the terminal.
 
+disk        crash-safe writes: a file is the old or the new one
 libc        functions of the C library that Python does not offer
 machine     a unique name of this machine, and the folder in which a user's processes share files
 modules     whose a file of code is, and functions that are called when a module has been imported

@@ -5,12 +5,9 @@ A chart is stretched to the page's width, so texts stand beside it in HTML, wher
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from duoka.system.messages import duration
 from duoka.watching.history import Point
@@ -73,21 +70,6 @@ def listed(title: str, texts: Iterable[str]) -> str:
     """Return a section with a list of texts; nothing without one."""
     lines = "".join(f"<li>{escape(text)}</li>" for text in texts)
     return f"<section><h2>{escape(title)}</h2><ul>{lines}</ul></section>" if lines else ""
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the new one, whole.
-
-    Raises:
-        OSError: it cannot be written; the old one is as it was.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 WIDTH, HEIGHT = 1000.0, 240.0  # of the drawing, in its own units

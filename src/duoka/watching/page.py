@@ -20,9 +20,10 @@ from urllib.parse import parse_qs, urlsplit
 from duoka.hardware.gpu import Gpu
 from duoka.planning.plan import Plan
 from duoka.supervision.status_board import StatusBoard
+from duoka.system import disk
 from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.history import History, Point, RunEvent
-from duoka.watching.html import Axis, Line, Mark, Segments, area_chart, document, head, line_chart, table, write_page
+from duoka.watching.html import Axis, Line, Mark, Segments, area_chart, document, head, line_chart, table
 from duoka.watching.progress import MOST_LOGGED, read_position
 from duoka.watching.record import PublishedRun, RunRecord, open_board, take
 from duoka.watching.sample import RunSample, parts_shown
@@ -276,7 +277,8 @@ class ReportedRun(PublishedRun):
         self._history.finish()
         super().close()
         try:
-            write_page(self._report, page(self.record, self._history, RunEnd(self.record.code, now, steps=steps)))
+            text = page(self.record, self._history, RunEnd(self.record.code, now, steps=steps))
+            disk.replace_by(self._report, text.encode())
         except OSError as error:
             self._say(f"the report cannot be written to {self._report}: {error.strerror}")
 

@@ -66,6 +66,11 @@ def replace(path: Path, write_to: Callable[[Path], None]) -> None:
         raise
 
 
+def replace_by(path: Path, data: Data) -> None:
+    """Let a file contain these bytes. Symbolic links are followed."""
+    replace(path, lambda beside: write(beside, [(0, data)]))
+
+
 def partial_of(path: Path) -> Path:
     """Name the partial file of `path`, links followed; its directory is made if it is missing.
 
