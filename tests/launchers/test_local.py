@@ -45,12 +45,13 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         from duoka.launchers.processes import Signals
         from duoka.script import Target
         from duoka.planning.plan import Kind
+        from duoka.watching.record import PublishedRun
         from tests.launchers.made import plan
 
         what = plan(target=Target("ranks.py"), kind=Kind.DISTRIBUTED)
         files = set()
         with Signals() as signals:
-            run = local.RunContext(what, "id", Outputs(None, range(0)), signals)
+            run = local.RunContext(what, "id", Outputs(None, range(0)), signals, PublishedRun(what, is_shown=False))
             for number in range(3):
                 verdict = local.attempt(run, number)
                 files.add(len(os.listdir("/proc/self/fd")))

@@ -155,7 +155,7 @@ def start_workers(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], by
     try:
         with Signals() as signals, closing(PublishedRun(plan)) as record:
             keep = partial(_keep, call, results, dumps)
-            run = RunContext(plan, secrets.token_hex(8), outputs, signals, report.append, keep, record=record)
+            run = RunContext(plan, secrets.token_hex(8), outputs, signals, record, report.append, keep)
             verdict = attempt(run, 0)
         if verdict.code or verdict.why != "well":
             _raise(verdict, results, "".join(report))

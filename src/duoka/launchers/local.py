@@ -50,7 +50,7 @@ from duoka.supervision.status_board import StatusBoard, name_ranks
 from duoka.system import environment
 from duoka.system.libc import names_from_files
 from duoka.system.messages import say
-from duoka.watching.record import PublishedRun, UnpublishedRun
+from duoka.watching.record import PublishedRun
 
 TICK = 0.5  # seconds between two reads of the status board
 TO_END = 2.0  # seconds for ranks to end by themselves after they called different collectives
@@ -79,12 +79,12 @@ class RunContext:
     run_id: str
     outputs: Outputs
     signals: Signals
+    record: PublishedRun
     write: Callable[[str], None] = _write
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=NullObserver)
     entropy: int | None = None
     others: OtherMachines = field(default_factory=OtherMachines)
-    record: UnpublishedRun = field(default_factory=UnpublishedRun)
 
 
 def run_local(plan: Plan) -> int:
@@ -103,7 +103,7 @@ def run_local(plan: Plan) -> int:
                 say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
             with Signals() as signals, closing(_record(plan, run_id)) as record:
-                run = RunContext(plan, run_id, outputs, signals, others=others, record=record)
+                run = RunContext(plan, run_id, outputs, signals, record, others=others)
                 last: Verdict | None = None
 
                 def next_attempt(number: int) -> Verdict:
@@ -125,7 +125,7 @@ def run_local(plan: Plan) -> int:
         return 128 + signal.SIGINT
 
 
-def _record(plan: Plan, run_id: str) -> UnpublishedRun:
+def _record(plan: Plan, run_id: str) -> PublishedRun:
     """Return the record of the run. Commands that an engine starts have the same options: only one reports."""
     if plan.report is None or (plan.machines.engine and plan.machines.number > 0):
         return PublishedRun(plan, run=run_id)

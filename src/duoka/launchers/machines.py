@@ -33,7 +33,7 @@ from duoka.planning.options import ONE_MACHINE, Machines
 from duoka.supervision.rings import MachineSamples
 from duoka.supervision.status_board import RankProgress, StatusBoard
 from duoka.system.messages import printable
-from duoka.watching.record import UnpublishedRun
+from duoka.watching.record import PublishedRun
 from duoka.watching.sample import as_message, checked
 
 LOST = "lost"
@@ -228,7 +228,7 @@ class OtherMachines(Peers):
             for rank, values in message.value["seats"].items()
         }
 
-    def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
+    def share_samples(self, run: PublishedRun, board: StatusBoard) -> None:
         """Write samples of the other machines' ranks on machine 0's board, for `duoka watch` and reports there.
 
         The others answer each progress message of machine 0. So none are sent to a command that does not read.

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from duoka.launchers.verdict import Verdict
 from duoka.planning.plan import Plan
 from duoka.system.processes import is_alive
 from duoka.trials.observer import TrialObserver, end_of
+from duoka.watching.record import PublishedRun
 
 LOG_LINES = 12
 
@@ -100,10 +101,10 @@ class TrialRunner:
         messages: list[str] = []
         try:
             import_once(replace(plan, threads=None))  # a trial has its own setting of threads
-            run = RunContext(
-                plan, secrets.token_hex(8), outputs, self.signals, messages.append, None, observer, observer.seed
-            )
-            verdict = attempt(run, 0)
+            with closing(PublishedRun(plan, is_shown=False)) as record:
+                run_id, write, seed = secrets.token_hex(8), messages.append, observer.seed
+                run = RunContext(plan, run_id, outputs, self.signals, record, write, None, observer, seed)
+                verdict = attempt(run, 0)
             self.check()
             _check(name, observer.folder, verdict, "".join(messages), outputs)
         finally:

@@ -101,47 +101,25 @@ def record_of(plan: Plan, run: str = "") -> RunRecord:
     )
 
 
-class UnpublishedRun:
-    """Publishes nothing: for trials, and the base of `PublishedRun`."""
+class PublishedRun:
+    """The record of a run of this process, until `close`. If the file cannot be written, the run is not shown.
 
-    def begin(self, attempt: int, ranks: range) -> StatusBoard:
-        """Return the status board of an attempt."""
-        return StatusBoard.create(len(ranks), ranks.start)
+    run: its name, equal on all machines. is_shown: False for trials, which have no file.
+    """
 
-    def started(self, pids: Sequence[int]) -> None:
-        """Publish that the workers of the attempt have these pids."""
-
-    def sample(self) -> RunSample | None:
-        """Return a sample of the attempt; None before its workers have started, and when one of them has ended."""
-        return None
-
-    def look(self) -> None:
-        """Take a sample, for a report of the run."""
-
-    def failed(self, cause: str, report: str = "") -> None:
-        """Publish the fault that ended the attempt. report: what was printed about it, with tracebacks or stacks."""
-
-    def ended(self, code: int) -> None:
-        """Publish the exit code of the run."""
-
-    def close(self) -> None:
-        """Remove the record."""
-
-
-class PublishedRun(UnpublishedRun):
-    """The record of a run of this process, until `close`. If the file cannot be written, the run is not shown."""
-
-    def __init__(self, plan: Plan, folder: Path | None = None, run: str = "") -> None:
+    def __init__(self, plan: Plan, folder: Path | None = None, run: str = "", is_shown: bool = True) -> None:
         self.record = record_of(plan, run)
         self._board = -1
         self._status: StatusBoard | None = None
         self._path = (folder or runtime_folder()) / f"{os.getpid()}-{secrets.token_hex(4)}.run"
         self._file = -1
-        with suppress(OSError):
-            self._file = _create_locked(self._path)
+        if is_shown:
+            with suppress(OSError):
+                self._file = _create_locked(self._path)
         self._write()
 
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
+        """Return the status board of an attempt."""
         self._close_board()
         self._board = os.memfd_create(BOARD)
         self.record = replace(self.record, attempt=attempt, first=ranks.start, board=self._board, pids=())
@@ -149,26 +127,34 @@ class PublishedRun(UnpublishedRun):
         return self._status
 
     def started(self, pids: Sequence[int]) -> None:
+        """Publish that the workers of the attempt have these pids."""
         self.record = replace(self.record, pids=tuple(pids))
         self._write()
 
     def sample(self) -> RunSample | None:
+        """Return a sample of the attempt; None before its workers have started, and when one of them has ended."""
         pids = self.record.pids
         if self._status is None or not pids or not all(os.path.exists(f"/proc/{pid}/exe") for pid in pids):
             return None  # the ended have no counters
         return take(self.record, self._status)
 
+    def look(self) -> None:
+        """Take a sample, for a report of the run."""
+
     def failed(self, cause: str, report: str = "") -> None:
+        """Publish the fault that ended the attempt. report: what was printed about it, with tracebacks or stacks."""
         reports = [*self.record.reports, report[-LONGEST:]]
         reports[:-MOST_REPORTS] = [""] * len(reports[:-MOST_REPORTS])
         self.record = replace(self.record, faults=(*self.record.faults, cause), reports=tuple(reports))
         self._write()
 
     def ended(self, code: int) -> None:
+        """Publish the exit code of the run."""
         self.record = replace(self.record, code=code)
         self._write()
 
     def close(self) -> None:
+        """Remove the record."""
         if os.getpid() != self.record.pid:  # in a process that the script forked
             return
         self._close_board()
