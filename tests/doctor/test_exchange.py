@@ -30,6 +30,13 @@ def test_what_hangs_or_dies_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.level, finding.what) == ("fault", "no message")
 
 
+def test_a_rank_that_fails_is_a_fault_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none-such")
+    (finding,) = examine()
+    assert finding.level == "fault"
+    assert "none-such" in finding.what
+
+
 def test_only_cards_that_nobody_uses_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for recording, cards in (("eight", [1, 3, 4, 6, 7]), ("lost", [0]), ("mig", []), ("none", [])):
         play(monkeypatch, recording)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -105,37 +103,18 @@ def _broken(kind: str, what: str) -> Finding:
     return fault(f"all-reduce ({kind})", what, "runs on several devices will not work", todo)
 
 
-def measure(kind: str, cards: Sequence[int]) -> int:
-    """Fork the ranks and wait for them; rank 0 prints the measurements as JSON. Returns an exit code."""
+def measure(kind: str, cards: Sequence[int]) -> None:
+    """Fork the ranks, of which rank 0 prints the measurements as JSON. If one fails, the others are ended."""
     import torch.distributed  # noqa: F401  # imported once, before the fork
+    from torch.multiprocessing.spawn import start_processes
 
-    parent = os.getpid()
     devices = [Device("cpu")] * 2 if kind == "cpu" else [Device(kind, card) for card in cards]
     with tempfile.TemporaryDirectory() as folder:
-        pids = []
-        for rank in range(len(devices)):
-            pid = os.fork()
-            if pid == 0:
-                die_with(parent)
-                os._exit(_rank(rank, devices, f"{folder}/store"))
-            pids.append(pid)
-        return _wait(pids)
+        start_processes(_rank, (devices, f"{folder}/store", os.getpid()), len(devices), start_method="fork")
 
 
-def _wait(pids: list[int]) -> int:
-    """Wait for all processes; if one fails, kill the others, which would wait for it."""
-    code = 0
-    for _ in pids:
-        _, status = os.wait()
-        if status != 0 and code == 0:
-            code = 1
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-    return code
-
-
-def _rank(rank: int, devices: Sequence[Device], store: str) -> int:
+def _rank(rank: int, devices: Sequence[Device], store: str, parent: int) -> None:
+    die_with(parent)
     environment.set_variables(variables_for([devices[rank]]))
     import torch
     from torch import distributed
@@ -144,21 +123,15 @@ def _rank(rank: int, devices: Sequence[Device], store: str) -> int:
     torch.set_num_threads(1)
     where, ranks = torch.device(devices[rank].type), len(devices)
     backend, large = distributed.get_default_backend_for_device(where), LARGE if where.type == "cpu" else LARGE_ON_GPU
-    try:
-        limit = timedelta(seconds=LIMIT)
-        distributed.init_process_group(
-            backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit
-        )
-        latency = _seconds(torch.zeros(1, device=where), 100)
-        seconds = _seconds(torch.zeros(large // 4, device=where), 5)
-        if rank == 0:
-            bandwidth = 2 * (ranks - 1) / ranks * large / seconds / 1e9
-            print(json.dumps(asdict(AllReduceTimes(backend, ranks, latency, bandwidth, _copying()))), flush=True)
-        distributed.barrier()
-        return 0
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
+    limit = timedelta(seconds=LIMIT)
+    distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit)
+    latency = _seconds(torch.zeros(1, device=where), 100)
+    seconds = _seconds(torch.zeros(large // 4, device=where), 5)
+    if rank == 0:
+        bandwidth = 2 * (ranks - 1) / ranks * large / seconds / 1e9
+        print(json.dumps(asdict(AllReduceTimes(backend, ranks, latency, bandwidth, _copying()))), flush=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 def _seconds(tensor: Any, rounds: int) -> float:
@@ -191,4 +164,4 @@ def _copying() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(measure(sys.argv[1], [int(card) for card in sys.argv[2:]]))
+    measure(sys.argv[1], [int(card) for card in sys.argv[2:]])
