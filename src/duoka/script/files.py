@@ -10,10 +10,11 @@ import pkgutil
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from duoka.errors import ScriptError
@@ -142,7 +143,7 @@ def _module(name: str) -> Location:
     if file is None and not folders:
         raise ScriptError(f"there is no module {name!r}{_nearest_module(name)}")
     if folders:
-        file, _ = _step("__main__", folders)
+        file, _ = _find(list(map(str, folders)), "__main__")
         if file is None:
             raise ScriptError(f"{name!r} is a package without __main__.py, which cannot be run")
     assert file is not None
@@ -163,38 +164,31 @@ def _is_dotted(name: str) -> bool:
 
 
 def _locate(name: str) -> tuple[Path | None, list[Path]]:
-    """Return the file of a dotted name, if any, and the folders of its submodules."""
-    first, *rest = name.split(".")
-    file, folders = _step(first, [Path.cwd(), *map(Path, sys.path)])
-    if file is None and not folders:
-        file, folders = _hooked(first)
-    for part in rest:
-        file, folders = _step(part, folders)
-    return file, folders
+    """Return the file of a dotted name, if any, and the folders of its submodules.
+
+    They are found as by an import, but a submodule is looked for in the folders of its package, which does not run.
+    """
+    file, folders = _find([os.getcwd(), *sys.path], name.partition(".")[0], importlib.util.find_spec)
+    for part in name.split(".")[1:]:
+        file, folders = _find(folders, part)
+    return file, list(map(Path, folders))
 
 
-def _step(name: str, folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
-    """Do what `_locate` does for one name in given folders: a package, a module, or a namespace package."""
-    portions = []
-    for folder in folders:
-        if (package := folder / name / "__init__.py").is_file():
-            return package, [folder / name]
-        if (module := folder / f"{name}.py").is_file():
-            return module, []
-        if (folder / name).is_dir():
-            portions.append(folder / name)
-    return None, portions
+def _find(
+    folders: list[str], name: str, otherwise: Callable[[str], ModuleSpec | None] = lambda name: None
+) -> tuple[Path | None, list[str]]:
+    """Return the file of a module in these folders, if it has one, and the folders of its submodules.
 
-
-def _hooked(name: str) -> tuple[Path | None, list[Path]]:
-    """Do what `_step` does for a name that only an import hook finds, such as an editable install."""
+    otherwise: finds what is in none of them, such as a package whose installation is a hook of imports.
+    """
     try:
-        spec = importlib.util.find_spec(name)
+        spec = PathFinder.find_spec(name, folders) or otherwise(name)
     except (ImportError, ValueError):
         spec = None
-    if spec is None or not spec.has_location or spec.origin is None or not spec.origin.endswith(".py"):
+    if spec is None:
         return None, []
-    return Path(spec.origin), [Path(folder) for folder in spec.submodule_search_locations or []]
+    is_source = spec.has_location and spec.origin is not None and spec.origin.endswith(".py")
+    return Path(str(spec.origin)) if is_source else None, [*(spec.submodule_search_locations or ())]
 
 
 def _nearest_module(name: str) -> str:
