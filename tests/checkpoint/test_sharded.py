@@ -70,12 +70,7 @@ FILES = {"one": ("net.safetensors", None), "several": ("net.safetensors", 200), 
 
 
 @pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("name", FILES)
-def test_weights_are_the_files_that_one_device_writes(name: str, together: bool, tmp_path: Path) -> None:
-    file, most = FILES[name]
-    for part in ("parts", "whole"):
-        (tmp_path / part).mkdir()
-
+def test_weights_are_the_files_that_one_device_writes(together: bool, tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
         model, _ = trained(run)
         put, write, sent = disk.put, disk.write, exchanges()
@@ -96,30 +91,36 @@ def test_weights_are_the_files_that_one_device_writes(name: str, together: bool,
             disk.write = counted
         else:
             apart(run)
-        duoka.save_weights(model, tmp_path / "parts" / file, max_shard_size=most, metadata={"by": "a test"})
-        whole = {name: value.full_tensor() if is_sharded(value) else value for name, value in state(model)}
-        return names, whole, sum(own), bool(sent)
+        kept = {}
+        for name, (file, most) in FILES.items():
+            duoka.save_weights(model, tmp_path / name / file, max_shard_size=most, metadata={"by": "a test"})
+            kept[name] = [*names], sum(own), bool(sent)
+            names.clear(), own.clear(), sent.clear()
+        return kept, {name: value.full_tensor() if is_sharded(value) else value for name, value in state(model)}
 
-    found = on_ranks(WORLD, work)
-    duoka.save_weights(found[0][1], tmp_path / "whole" / file, max_shard_size=most, metadata={"by": "a test"})
-    left, right = ({path.name: path for path in (tmp_path / part).iterdir()} for part in ("parts", "whole"))
-    assert set(left) == set(right)
-    if file.endswith(".safetensors"):
-        assert all(left[name].read_bytes() == right[name].read_bytes() for name in left)
-    other = net()
-    duoka.load_weights(other, tmp_path / "parts" / file)
-    assert all(torch.equal(found[0][1][name], value) for name, value in other.state_dict().items())
-    assert [sent for *_, sent in found] == [not together] * WORLD
-    if together:
-        size = sum(tensor.numel() * tensor.itemsize for tensor in found[0][1].values())
-        every = sum(own for *_, own, _ in found)
-        assert every == size if file.endswith(".safetensors") else every > size  # with checksums
-        assert max(own for *_, own, _ in found) < every / 2
-    else:
-        written = [set(names) - {f"{file}.index.json"} for names, *_ in found]
-        assert set.union(*written) == set(left) - {f"{file}.index.json"}
-        assert sum(map(len, written)) == len(set.union(*written))  # no file by two ranks
-        assert all(written) == (most is not None and file.endswith(".safetensors"))
+    ranks = on_ranks(WORLD, work)
+    whole = ranks[0][1]
+    for name, (file, most) in FILES.items():
+        found = [kept[name] for kept, _ in ranks]
+        duoka.save_weights(whole, tmp_path / "whole" / name / file, max_shard_size=most, metadata={"by": "a test"})
+        left, right = ({path.name: path for path in (tmp_path / part / name).iterdir()} for part in ("", "whole"))
+        assert set(left) == set(right)
+        if file.endswith(".safetensors"):
+            assert all(left[part].read_bytes() == right[part].read_bytes() for part in left)
+        other = net()
+        duoka.load_weights(other, tmp_path / name / file)
+        assert all(torch.equal(whole[key], value) for key, value in other.state_dict().items())
+        assert [sent for *_, sent in found] == [not together] * WORLD
+        if together:
+            size = sum(tensor.numel() * tensor.itemsize for tensor in whole.values())
+            every = sum(own for _, own, _ in found)
+            assert every == size if file.endswith(".safetensors") else every > size  # with checksums
+            assert max(own for _, own, _ in found) < every / 2
+        else:
+            written = [set(names) - {f"{file}.index.json"} for names, *_ in found]
+            assert set.union(*written) == set(left) - {f"{file}.index.json"}
+            assert sum(map(len, written)) == len(set.union(*written))  # no file by two ranks
+            assert all(written) == (most is not None and file.endswith(".safetensors"))
 
 
 def state(model: nn.Module) -> list[tuple[str, Any]]:
@@ -127,19 +128,19 @@ def state(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("most", [None, 200])
-def test_weights_that_one_rank_cannot_write_leave_the_old_files(
-    most: int | None, together: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "net.safetensors"
-
-    def work(run: duoka.Run) -> str:
+def test_weights_that_one_rank_cannot_write_leave_the_old_files(together: bool, tmp_path: Path) -> None:
+    def work(run: duoka.Run) -> list[str]:
         model, _ = trained(run)
         if not together:
             apart(run)
+        return [failing(run, model, most) for most in (None, 200)]
+
+    def failing(run: duoka.Run, model: nn.Module, most: int | None) -> str:
+        folder = tmp_path / str(most)
+        path = folder / "net.safetensors"
         duoka.save_weights(model, path, max_shard_size=most)
         run.barrier()
-        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
         write = disk.write
         if run.rank == (0 if most is None and not together else 1):
             disk.write = full
@@ -147,17 +148,20 @@ def test_weights_that_one_rank_cannot_write_leave_the_old_files(
             duoka.save_weights(model, path, max_shard_size=most)
         disk.write = write
         run.barrier()
-        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
         run.barrier()
+        kept = model[3].weight.detach().clone()
         model[3].weight.data.zero_()
         duoka.save_weights(model, path, max_shard_size=most)  # and the ranks are in step
+        model[3].weight.data.copy_(kept)
         return str(raised.value)
 
-    for message in on_ranks(2, work):
+    for message in (message for messages in on_ranks(2, work) for message in messages):
         assert "No space left on device" in message
-    other = net()
-    duoka.load_weights(other, path)
-    assert not other[3].weight.any()
+    for most in (None, 200):
+        other = net()
+        duoka.load_weights(other, tmp_path / str(most) / "net.safetensors")
+        assert not other[3].weight.any()
 
 
 def test_rows_arrive_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
