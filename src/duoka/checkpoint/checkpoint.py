@@ -217,10 +217,10 @@ class Checkpoint:
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
-        beside = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
+        draft = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
         groups = [state.holders for state in taken.values() if state.holders is not None]
-        shares = not groups or share_files(self._ranks, beside, any(map(are_first, groups)))
-        together(self._ranks, lambda: self._start(taken, metric, beside, shares), "saving", CheckpointError)
+        shares = not groups or share_files(self._ranks, draft, any(map(are_first, groups)))
+        together(self._ranks, lambda: self._start(taken, metric, draft, shares), "saving", CheckpointError)
         self.metric = None
         self._saved_at = time.monotonic()
 
@@ -233,8 +233,8 @@ class Checkpoint:
                 "restore() or epochs(), or give another directory"
             )
 
-    def _start(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path, shares: bool) -> None:
-        """On every rank: copy to memory what this rank writes, and start the thread that writes it into `beside`.
+    def _start(self, taken: Mapping[str, SavedState], metric: float | None, draft: Path, shares: bool) -> None:
+        """On every rank: copy to memory what this rank writes, and start the thread that writes it into `draft`.
 
         shares: the ranks share files, so that each writes its own rows.
         """
@@ -243,20 +243,20 @@ class Checkpoint:
             snapshot = Snapshot(taken, self._memories, rank, shares)
         except BaseException as error:
             if rank == 0:
-                disk.remove(beside)
+                disk.remove(draft)
             else:
-                give_up(beside, rank, str(error))
+                give_up(draft, rank, str(error))
             raise
         if rank:
             if snapshot.files:
-                self._background.start(lambda: write_part(beside, snapshot, rank))
+                self._background.start(lambda: write_part(draft, snapshot, rank))
             return
         made = _provenance(self._ranks.world_size)
         manifest = Manifest(self.step_number, self.epoch, snapshot.states, {}, made, metric)
         self._restored = True  # from now on the directory holds checkpoints of this run
 
         def work() -> None:
-            write(beside, snapshot, manifest)
+            write(draft, snapshot, manifest)
             this_process().saved(manifest.step)
             directory.prune(self.directory, self._keep, self._best)
 

@@ -25,18 +25,21 @@ def show(path: str | Path, key: str | None = None, objects: Objects = "refuse") 
     count = sum(tensor.numel for tensor in tensors.values())
     lines = [f"{path}: {contents.format}, {len(tensors)} tensors, {count:,} numbers, {_size(total)}"]
     lines += [f"  {printable(note)}" for note in contents.notes]
-    rows = [(printable(name), str(list(it.shape)), it.dtype, _size(it.nbytes)) for name, it in tensors.items()]
+    rows = [
+        (printable(name), str(list(tensor.shape)), tensor.dtype, _size(tensor.nbytes))
+        for name, tensor in tensors.items()
+    ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     for name, shape, dtype, size in rows:
         lines.append(f"  {name:{widths[0]}}  {shape:{widths[1]}}  {dtype:{widths[2]}}  {size:>{widths[3]}}")
-    beside = (
+    values = (
         [f"  {printable(name)} = {printable(value)}" for name, value in _values(contents.tree)] if key is None else []
     )
-    if contents.metadata or beside:
+    if contents.metadata or values:
         lines += [
             "beside the tensors:",
-            *(f"  {printable(name)} = {_short(it)}" for name, it in contents.metadata.items()),
-            *beside,
+            *(f"  {printable(name)} = {_short(text)}" for name, text in contents.metadata.items()),
+            *values,
         ]
     return "\n".join(lines)
 
@@ -107,11 +110,11 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [f"{len(self.same)} tensors are equal, {len(self.different)} differ"]
-        width = max((len(name) for name in (*(it.name for it in self.different), *self.other)), default=0)
-        for it in self.different:
+        width = max(map(len, [*(difference.name for difference in self.different), *self.other]), default=0)
+        for difference in self.different:
             lines.append(
-                f"  {printable(it.name):{width}}  by up to {it.largest:.3g} ({it.relative:.2g} of its largest), "
-                f"{it.count:,} of {it.numel:,} numbers"
+                f"  {printable(difference.name):{width}}  by up to {difference.largest:.3g} "
+                f"({difference.relative:.2g} of its largest), {difference.count:,} of {difference.numel:,} numbers"
             )
         lines += [f"  {printable(name):{width}}  {what}" for name, what in self.other.items()]
         for title, only in (("only in the first", self.only_first), ("only in the second", self.only_second)):
@@ -124,11 +127,11 @@ def compare(first: str | Path, second: str | Path, key: str | None = None, objec
     left, right = (_group(formats.read(path, objects), key)[1] for path in (first, second))
     pairs = names.match(left, right)
     same, different, unlike = [], [], {}
-    for name, theirs in pairs.items():
-        ours, its = left[name], right[theirs]
-        if ours.shape != its.shape or ours.dtype != its.dtype:
-            unlike[name] = f"{list(ours.shape)} {ours.dtype} and {list(its.shape)} {its.dtype}"
-        difference = _difference(name, ours, its) if ours.shape == its.shape else None
+    for name, name_in_second in pairs.items():
+        tensor, other = left[name], right[name_in_second]
+        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+            unlike[name] = f"{list(tensor.shape)} {tensor.dtype} and {list(other.shape)} {other.dtype}"
+        difference = _difference(name, tensor, other) if tensor.shape == other.shape else None
         if difference is not None:
             different.append(difference)
         elif name not in unlike:
@@ -212,4 +215,4 @@ def _write_dcp(tensors: dict[str, Tensor], target: Path) -> None:
         raise WeightsError(f"{target} exists already; name a directory that does not")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning that there is one process
-        disk.replace(target, lambda beside: partial(save, no_dist=True)(tensors, checkpoint_id=str(beside)))
+        disk.replace(target, lambda draft: partial(save, no_dist=True)(tensors, checkpoint_id=str(draft)))

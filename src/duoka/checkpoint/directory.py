@@ -108,8 +108,8 @@ def read(directory: Path) -> Manifest:
             raise CheckpointError(
                 f"{directory} has format {content['format']}; this version of duoka reads format {FORMAT}"
             )
-        states = {name: StateEntry(it["kind"], tuple(it["files"])) for name, it in content["states"].items()}
-        files = {name: FileEntry(it["size"], it["sha256"]) for name, it in content["files"].items()}
+        states = {name: StateEntry(state["kind"], tuple(state["files"])) for name, state in content["states"].items()}
+        files = {name: FileEntry(file["size"], file["sha256"]) for name, file in content["files"].items()}
         wrong = [name for name in files if Path(name).name != name]
         wrong += [name for state in states.values() for name in state.files if name not in files]
         if wrong:

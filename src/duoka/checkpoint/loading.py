@@ -86,7 +86,7 @@ def load_weights(
     contents = formats.read(path, objects)
     state = model.state_dict()
     targets = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    only, skip = ([it] if isinstance(it, str) else it for it in (only, skip))
+    only, skip = ([patterns] if isinstance(patterns, str) else patterns for patterns in (only, skip))
     groups = names.groups(contents.tree)
     if rename:
         groups = {at: names.renamed(group, rename) for at, group in groups.items()}
@@ -297,7 +297,7 @@ def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Misma
 def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, assign: bool) -> Mismatch:
     """Load by `load_state_dict`, so that the model's own code handles names that only it knows."""
     targets, group = pairing.targets, pairing.group
-    state: dict[str, Any] = {name: _value(it, targets[name], assign) for name, it in pairing.sources.items()}
+    state: dict[str, Any] = {name: _value(stored, targets[name], assign) for name, stored in pairing.sources.items()}
     state |= {name: group[name].read() for name in pairing.mismatch.unexpected}
     said = model.load_state_dict(state, strict=False, assign=assign)
     missing = {name: pairing.mismatch.missing[name] for name in said.missing_keys if name in pairing.mismatch.missing}

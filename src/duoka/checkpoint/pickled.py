@@ -63,15 +63,15 @@ def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable
     if among is None:
         return
     tensors: dict[Record, Tensor] = dict(zip(records, listed, strict=True))  # tied tensors have one record
-    places = {record: record.start for record in sorted(tensors) if record.size}
-    if not places:  # nothing but tensors without elements
+    offsets = {record: record.start for record in sorted(tensors) if record.size}
+    if not offsets:  # nothing but tensors without elements
         return
-    spans = sorted(span for rank in range(among.world_size) for span in spans_of(places, tensors, rank))
+    spans = sorted(span for rank in range(among.world_size) for span in spans_of(offsets, tensors, rank))
     begins, sums = [span.at for span in spans], torch.zeros(len(spans), dtype=torch.int64, device="cpu")
     shares = share_files(ranks, Path(path).parent, are_first(among))
 
     def write() -> Tensor:
-        parts = parts_of(places, tensors, among.rank) if shares else sharded.exchange([places], tensors, among)
+        parts = parts_of(offsets, tensors, among.rank) if shares else sharded.exchange([offsets], tensors, among)
         try:
             if are_first(among) if shares else ranks.rank == 0:
                 disk.write(path, _summed(parts, begins, sums))

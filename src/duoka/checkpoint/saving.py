@@ -125,8 +125,8 @@ class _WeightsFiles:
         names = self._first(self._free_names)
         try:
             if self._is_pickle or self._share_files():
-                beside = self._first(lambda: self._make(names, range(len(names))))
-                self._write_pickles(beside) if self._is_pickle else self._all(lambda: self._write_rows(beside))
+                draft = self._first(lambda: self._make(names, range(len(names))))
+                self._write_pickles(draft) if self._is_pickle else self._all(lambda: self._write_rows(draft))
             else:
                 self._all(lambda: self._make(names, self._own_files()))
                 self._all(self._write_sent_rows)
@@ -134,7 +134,7 @@ class _WeightsFiles:
             self._first(lambda: self._finish(names))
         except BaseException:
             if len(names) > 1:
-                _remove(self._beside(name) for name in {names[it] for it in self._made} - _named(self._path))
+                _remove(self._sibling(name) for name in {names[number] for number in self._made} - _named(self._path))
             raise
         finally:
             for partial_file in self._made.values():
@@ -155,7 +155,7 @@ class _WeightsFiles:
             why = str(error).splitlines()[0]
             raise WeightsError(f"{self._path} cannot be written; the old file is unchanged: {why}") from error
 
-    def _beside(self, name: str) -> Path:
+    def _sibling(self, name: str) -> Path:
         return self._path.with_name(name)
 
     def _free_names(self) -> list[str]:
@@ -178,33 +178,33 @@ class _WeightsFiles:
 
     def _make(self, names: Sequence[str], numbers: Iterable[int]) -> list[Path]:
         for number in numbers:
-            self._made[number] = disk.partial_of(self._beside(names[number]))
+            self._made[number] = disk.partial_of(self._sibling(names[number]))
             if self._layouts and self._among is not None:
                 disk.reserve(self._made[number], self._layouts[number].size)
         return list(self._made.values())
 
     def _rename(self, names: Sequence[str]) -> None:
-        for number, beside in self._made.items():
-            disk.put(beside, self._beside(names[number]))
+        for number, draft in self._made.items():
+            disk.put(draft, self._sibling(names[number]))
 
-    def _write_pickles(self, beside: Sequence[Path]) -> None:
-        for path, file in zip(beside, self._files, strict=True):
+    def _write_pickles(self, draft: Sequence[Path]) -> None:
+        for path, file in zip(draft, self._files, strict=True):
             if self._among is None:
                 self._guarded(lambda: torch.save(file, path))  # noqa: B023
                 self._guarded(lambda: disk.sync(path))  # noqa: B023
             else:
                 write_together(file, path, self._ranks, self._first)
 
-    def _write_rows(self, beside: Sequence[Path]) -> None:
+    def _write_rows(self, draft: Sequence[Path]) -> None:
         """Write this rank's rows into all files."""
         rank, world_size = (0, 1) if self._among is None else (self._among.rank, self._among.world_size)
         if self._among is not None and not are_first(self._among):
             return
-        first = rank * len(beside) // world_size
-        for number in (*range(first, len(beside)), *range(first)):  # writes to one file wait for each other
+        first = rank * len(draft) // world_size
+        for number in (*range(first, len(draft)), *range(first)):  # writes to one file wait for each other
             layout = self._layouts[number]
             head = [(0, memoryview(layout.header))] if rank == 0 else []
-            disk.write(beside[number], chain(head, parts_of(layout.places, self._tensors, rank)))
+            disk.write(draft[number], chain(head, parts_of(layout.offsets, self._tensors, rank)))
 
     def _write_sent_rows(self) -> None:
         """Write this rank's files, whose rows all ranks send."""
@@ -212,7 +212,7 @@ class _WeightsFiles:
         rank, size = self._among.rank, self._among.world_size
         groups = [self._layouts[start : start + size] for start in range(0, len(self._layouts), size)]
         exchanges = [
-            sharded.exchange([layout.places for layout in group], self._tensors, self._among) for group in groups
+            sharded.exchange([layout.offsets for layout in group], self._tensors, self._among) for group in groups
         ]
         try:
             for number, parts in zip(count(rank, size), exchanges, strict=False):
@@ -226,13 +226,13 @@ class _WeightsFiles:
 
     def _finish(self, names: Sequence[str]) -> None:
         """Replace the index, or remove it, and then the files that it named."""
-        old, index = _named(self._path), self._beside(self._path.name + INDEX)
+        old, index = _named(self._path), self._sibling(self._path.name + INDEX)
         if len(names) > 1:
             text = index_text(dict(zip(names, self._files, strict=True)), self._tensors)
             disk.replace_by(index, text)
-            _remove([self._path, *map(self._beside, old)])
+            _remove([self._path, *map(self._sibling, old)])
         elif old:
-            _remove([index, *map(self._beside, old)])
+            _remove([index, *map(self._sibling, old)])
 
 
 # Several files with an index.
@@ -271,16 +271,16 @@ def part_names(stem: str, number: int, suffix: str) -> list[str]:
 def index_text(files: Mapping[str, Iterable[str]], tensors: Mapping[str, Tensor]) -> bytes:
     """Return the contents of an index. files: the names of the tensors in each."""
     size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
-    places = {name: file for file, names in files.items() for name in names}
-    return (json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n").encode()
+    offsets = {name: file for file, names in files.items() for name in names}
+    return (json.dumps({"metadata": {"total_size": size}, "weight_map": offsets}, indent=2) + "\n").encode()
 
 
 def _named(path: Path) -> set[str]:
     """Return the files that the index of `path` names; ignores those of other paths."""
     part = re.compile(rf"{re.escape(path.stem)}(\.\d+)?-\d{{5}}-of-\d{{5}}{re.escape(path.suffix)}")
     try:
-        places = json.loads(path.with_name(path.name + INDEX).read_bytes())["weight_map"]
-        return {name for name in places.values() if part.fullmatch(name)}
+        offsets = json.loads(path.with_name(path.name + INDEX).read_bytes())["weight_map"]
+        return {name for name in offsets.values() if part.fullmatch(name)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set()
 

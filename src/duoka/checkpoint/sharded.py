@@ -30,10 +30,10 @@ BLOCK = 8 << 20  # bytes that are copied from a GPU, or sent to another rank, at
 
 @dataclass(frozen=True)
 class Layout:
-    """A safetensors file. header: all bytes before the data. places: offset of each tensor. size: of the file."""
+    """A safetensors file. header: all bytes before the data. offsets: start of each tensor. size: of the file."""
 
     header: bytes
-    places: Mapping[str, int]
+    offsets: Mapping[str, int]
     size: int
 
 
@@ -127,13 +127,13 @@ def runs_of(tensor: BatchTensor, itemsize: int, rank: int | None = None) -> list
     return [Span(number * shape[spec.dim] * row + first, number * size, size) for number in range(count)]
 
 
-def spans_of(places: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> list[Span]:
+def spans_of(offsets: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> list[Span]:
     """Return what a rank writes of a file; of tensors that all ranks hold, rank 0 writes all.
 
-    places: offset of each tensor in the file.
+    offsets: start of each tensor in the file.
     """
     spans: list[Span] = []
-    for name, begin in places.items():
+    for name, begin in offsets.items():
         tensor = tensors[name]
         if isinstance(tensor, BatchTensor) and is_sharded(tensor):
             runs = runs_of(tensor, tensor.itemsize, rank)
@@ -163,9 +163,11 @@ def _blocks(spans: Iterable[Span], size: int) -> Iterator[list[Span]]:
 # Writing.
 
 
-def parts_of(places: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> Iterator[tuple[int, memoryview]]:
+def parts_of(
+    offsets: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int
+) -> Iterator[tuple[int, memoryview]]:
     """Yield what this rank writes of a file, with its offsets."""
-    for block in _blocks(spans_of(places, tensors, rank), BLOCK):
+    for block in _blocks(spans_of(offsets, tensors, rank), BLOCK):
         for at, start, size, name in block:
             yield at, bytes_of(flat(tensors[name])[start : start + size].cpu())
 
@@ -189,11 +191,11 @@ def exchange(
 ) -> Iterator[tuple[int, memoryview]]:
     """Send file r to rank r; yield the parts of this rank's file with their offsets. All ranks must call this.
 
-    While the caller writes a block, the next one is sent. files: the places of tensors in each, as in `spans_of`.
+    While the caller writes a block, the next one is sent. files: the offsets of tensors in each, as in `spans_of`.
     """
     rank, count = ranks.rank, ranks.world_size
     device = next(tensor.device for tensor in tensors.values() if is_sharded(tensor))
-    spans = [[spans_of(places, tensors, source) for source in range(count)] for places in files]
+    spans = [[spans_of(offsets, tensors, source) for source in range(count)] for offsets in files]
     longest = max(sum(span.size for span in each) for sources in spans for each in sources)
     size = min(BLOCK, longest)
     leaving = [_blocks(sources[rank], size) for sources in spans]

@@ -135,7 +135,9 @@ class Snapshot:
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         if self._rank == 0:
             layout = lay_out(tensors, {})
-            self._file(file, layout, tensors.values()).copy({at: tensors[name] for name, at in layout.places.items()})
+            self._file(file, layout, tensors.values()).copy(
+                {at: tensors[name] for name, at in layout.offsets.items()}
+            )
 
     def _file(self, file: str, layout: Layout, tensors: Iterable[Tensor] = ()) -> Memory:
         """Return memory for the contents of a file that no other rank writes."""
@@ -164,7 +166,7 @@ class Snapshot:
         layouts = [lay_out({key: tensors[key] for key in keys}, {"format": "pt"}) for keys in assigned]
         if not self._shares:
             memory = self._file(files[rank], layouts[rank]) if writes else None
-            for at, data in sharded.exchange([layout.places for layout in layouts], tensors, ranks):
+            for at, data in sharded.exchange([layout.offsets for layout in layouts], tensors, ranks):
                 if memory is not None:
                     memory.view()[at : at + len(data)] = data
         elif writes:
@@ -181,7 +183,7 @@ class Snapshot:
         self, files: list[str], layouts: list[Layout], tensors: Mapping[str, Tensor], rank: int
     ) -> None:
         """Copy this rank's rows of all tensors one after the other, and plan where they go."""
-        spans = [sharded.spans_of(layout.places, tensors, rank) for layout in layouts]
+        spans = [sharded.spans_of(layout.offsets, tensors, rank) for layout in layouts]
         held = {span.name: sharded.local_rows(tensors[span.name]) for each in spans for span in each}
         begins: dict[str, int] = {}
         size = 0
@@ -205,9 +207,9 @@ class Snapshot:
 def begin(root: Path, step: int) -> Path:
     """Make the directory into which all ranks write a checkpoint before it gets its name."""
     try:
-        beside = disk.partial(directory.free_name(root, step))
-        os.mkdir(beside)
-        return beside
+        draft = disk.partial(directory.free_name(root, step))
+        os.mkdir(draft)
+        return draft
     except OSError as error:
         raise _failed(root, step, error) from error
 
@@ -218,27 +220,27 @@ def _failed(root: Path, step: int, error: OSError) -> CheckpointError:
     )
 
 
-def write(beside: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
+def write(draft: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
     """On rank 0: write its files, wait for those of other ranks, and give the directory its name.
 
     Raises:
         CheckpointError: writing failed on any rank, for example because the disk is full.
     """
-    root = beside.parent
+    root = draft.parent
     try:
         final = directory.free_name(root, manifest.step)
         try:
-            entries = _write_files(beside, snapshot)
-            entries |= wait_for(beside, snapshot.others)
-            digests = {file: Digest(directory.blocks_of(beside / file)) for file in snapshot.shared}
+            entries = _write_files(draft, snapshot)
+            entries |= wait_for(draft, snapshot.others)
+            digests = {file: Digest(directory.blocks_of(draft / file)) for file in snapshot.shared}
             entries |= {file: FileEntry(size, digests[file].wait()) for file, size in snapshot.shared.items()}
             text = replace(manifest, states=snapshot.states, files=entries).text()
-            disk.write(beside / directory.MANIFEST, [(0, text)])
-            disk.sync(beside)
-            os.rename(beside, final)
+            disk.write(draft / directory.MANIFEST, [(0, text)])
+            disk.sync(draft)
+            os.rename(draft, final)
         except BaseException:
             with suppress(OSError):
-                disk.remove(beside)
+                disk.remove(draft)
             raise
         disk.sync(root)
     except OSError as error:
@@ -246,32 +248,32 @@ def write(beside: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
     return final
 
 
-def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
+def write_part(draft: Path, snapshot: Snapshot, rank: int) -> None:
     """On another rank: write its files, and tell rank 0.
 
     Raises:
         CheckpointError: they cannot be written. Rank 0 raises it, too.
     """
     try:
-        report(beside, rank, _write_files(beside, snapshot))
+        report(draft, rank, _write_files(draft, snapshot))
     except OSError as error:
-        if not beside.exists():  # rank 0 has given up, and reports the reason
+        if not draft.exists():  # rank 0 has given up, and reports the reason
             return
-        give_up(beside, rank, str(error))
+        give_up(draft, rank, str(error))
         raise CheckpointError(
-            f"rank {rank} could not write its part of the checkpoint into {beside.parent}: {error}; earlier "
+            f"rank {rank} could not write its part of the checkpoint into {draft.parent}: {error}; earlier "
             "ones are unchanged"
         ) from error
 
 
-def _write_files(beside: Path, snapshot: Snapshot) -> dict[str, FileEntry]:
+def _write_files(draft: Path, snapshot: Snapshot) -> dict[str, FileEntry]:
     """Write this rank's files, while threads compute the digests of those that no other rank writes."""
     alone = {name: parts for name, parts in snapshot.files.items() if name not in snapshot.shared}
     digests = {name: Digest(data for _, data in parts) for name, parts in alone.items()}
     for name, parts in snapshot.files.items():
         if name in snapshot.shared:
-            disk.reserve(beside / name, snapshot.shared[name])
-        disk.write(beside / name, parts)
+            disk.reserve(draft / name, snapshot.shared[name])
+        disk.write(draft / name, parts)
     return {
         name: FileEntry(sum(len(data) for _, data in parts), digests[name].wait()) for name, parts in alone.items()
     }
@@ -344,31 +346,31 @@ class Digest:
 # The marks of ranks other than 0.
 
 
-def _mark(beside: Path, rank: int) -> Path:
-    return beside / f"rank-{rank}.json"
+def _mark(draft: Path, rank: int) -> Path:
+    return draft / f"rank-{rank}.json"
 
 
-def _leave(beside: Path, rank: int, value: Any) -> None:
-    path = _mark(beside, rank)
+def _leave(draft: Path, rank: int, value: Any) -> None:
+    path = _mark(draft, rank)
     disk.write(path.with_suffix(disk.PARTIAL), [(0, json.dumps(value).encode())])
     os.rename(path.with_suffix(disk.PARTIAL), path)
 
 
-def report(beside: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
+def report(draft: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
     """Tell rank 0 that all is on the disk that this rank writes."""
-    _leave(beside, rank, {name: asdict(entry) for name, entry in entries.items()})
+    _leave(draft, rank, {name: asdict(entry) for name, entry in entries.items()})
 
 
-def give_up(beside: Path, rank: int, why: str) -> None:
+def give_up(draft: Path, rank: int, why: str) -> None:
     """Tell rank 0 that this rank cannot write its files; if not even that can be written, remove the directory."""
     try:
-        _leave(beside, rank, {"error": why})
+        _leave(draft, rank, {"error": why})
     except OSError:
         with suppress(OSError):
-            disk.remove(beside)
+            disk.remove(draft)
 
 
-def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -> dict[str, FileEntry]:
+def wait_for(draft: Path, ranks: Collection[int], patience: float = PATIENCE) -> dict[str, FileEntry]:
     """Wait for the marks of other ranks, remove them, and return the digests in them.
 
     Raises:
@@ -379,15 +381,15 @@ def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -
     while missing:
         for rank in [*missing]:
             with suppress(FileNotFoundError):
-                mark = json.loads(_mark(beside, rank).read_bytes())
+                mark = json.loads(_mark(draft, rank).read_bytes())
                 if "error" in mark:
                     raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {mark['error']}")
                 entries |= {name: FileEntry(**entry) for name, entry in mark.items()}
-                _mark(beside, rank).unlink()
+                _mark(draft, rank).unlink()
                 missing.remove(rank)
-        if not beside.exists():
+        if not draft.exists():
             raise CheckpointError("another rank could not write its part of the checkpoint, nor report the reason")
-        now, progress = time.monotonic(), _progress(beside)
+        now, progress = time.monotonic(), _progress(draft)
         if progress != last:
             last, since = progress, now
         if missing and now - since > patience:
@@ -397,9 +399,9 @@ def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -
     return entries
 
 
-def _progress(beside: Path) -> tuple[int, int]:
+def _progress(draft: Path) -> tuple[int, int]:
     """Return the size of all files, and the time of the last write."""
     with suppress(OSError):
-        status = [path.stat() for path in beside.iterdir()]
+        status = [path.stat() for path in draft.iterdir()]
         return sum(each.st_size for each in status), max((each.st_mtime_ns for each in status), default=0)
     return -1, -1

@@ -196,7 +196,7 @@ def _renamed(state: Mapping[str, Any], keys: Mapping[Any, Any], parameters: list
 
 
 def _read_like_parameters(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    parameters = dict(enumerate(it for group in optimizer.param_groups for it in group["params"]))
+    parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
     kept = {
         index: _read_like(values, dict.fromkeys(values, parameters.get(index)))
         for index, values in state["state"].items()

@@ -248,8 +248,8 @@ class ThreadPool:
         self._closed = False
         self._computing: dict[threading.Thread, Batch] = {}
         self._threads = [
-            threading.Thread(target=self._run, args=(it,), name=f"duoka-predict-{it.device}", daemon=True)
-            for it in replicas
+            threading.Thread(target=self._run, args=(replica,), name=f"duoka-predict-{replica.device}", daemon=True)
+            for replica in replicas
         ]
         for thread in self._threads:
             thread.start()
@@ -309,7 +309,7 @@ class ThreadPool:
             self._inbox.put(None)
         deadline = time.monotonic() + STOP_LIMIT
         # Python must not exit while a thread is inside torch.
-        while (alive := [it for it in self._threads if it.is_alive()]) and time.monotonic() < deadline:
+        while (alive := [thread for thread in self._threads if thread.is_alive()]) and time.monotonic() < deadline:
             alive[0].join(STEP)
             for thread in self._computing.copy():  # the others end by themselves
                 if thread.is_alive() and thread.ident is not None:

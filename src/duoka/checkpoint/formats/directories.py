@@ -44,9 +44,9 @@ def read(path: Path, objects: Objects = "refuse") -> FileContents:
     assert main is not None
     if not main.name.endswith(checkpoints.INDEX):
         return formats.read(main, objects)
-    places, metadata = _index(main)
-    files = {name: formats.read(main.parent / name, objects) for name in sorted(set(places.values()))}
-    for tensor, file in places.items():
+    weight_map, metadata = _index(main)
+    files = {name: formats.read(main.parent / name, objects) for name in sorted(set(weight_map.values()))}
+    for tensor, file in weight_map.items():
         if tensor not in files[file].tree:
             raise WeightsError(f"{main} says that {tensor!r} is in {file}, but it is not")
 
@@ -54,7 +54,7 @@ def read(path: Path, objects: Objects = "refuse") -> FileContents:
         for contents in files.values():
             contents.check()
 
-    tree = {tensor: files[file].tree[tensor] for tensor, file in places.items()}
+    tree = {tensor: files[file].tree[tensor] for tensor, file in weight_map.items()}
     notes = tuple(sorted({note for contents in files.values() for note in contents.notes}))
     name = f"{next(iter(files.values())).format}, {len(files)} files"
     return FileContents(path, name, tree, metadata, notes, check)
@@ -71,14 +71,14 @@ def _index(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return the file of each tensor, and the metadata."""
     try:
         index = json.loads(path.read_bytes())
-        places = index["weight_map"]
+        weight_map = index["weight_map"]
         metadata = {str(key): str(value) for key, value in index.get("metadata", {}).items()}
-        wrong = [name for name in places.values() if Path(name).name != name or name in ("", ".", "..")]
+        wrong = [name for name in weight_map.values() if Path(name).name != name or name in ("", ".", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged, or not an index of weights: {error}") from error
-    if not places or wrong:
+    if not weight_map or wrong:
         raise WeightsError(f"{path} may only name files beside it, but names {wrong[0] if wrong else 'none'!r}")
-    return places, metadata
+    return weight_map, metadata
 
 
 # duoka's own checkpoints.
