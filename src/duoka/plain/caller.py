@@ -41,7 +41,7 @@ class Caller:
     """Distinguishes calls that all ranks make from those of threads, of reading samples, and of duoka.
 
     Create it in the thread that runs the script. at_end: the script has ended. written: files that rank 0 has opened
-    for writing. changed: paths that any call has changed, and their folders.
+    for writing.
     """
 
     def __init__(self, patches: Patches, ranks: Collectives) -> None:
@@ -50,8 +50,8 @@ class Caller:
         self._here = _Here()
         self._collecting = self.at_end = False
         self.written: set[str] = set()
-        self._changed: set[str] = set()
-        self._folders: set[str] = set()  # of changed paths
+        self._changed: set[str] = set()  # paths
+        self._folders: set[str] = set()  # of these
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
         self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # where libraries keep files of each process
         self.temporary: list[str] = []

@@ -47,7 +47,7 @@ def install(session: Session) -> None:
 class RemoteProxy:
     """A process or stream of rank 0, which every rank uses with rank 0's results. Other threads use their own rank's.
 
-    own: on rank 0 the process or stream; on the others None, or a stream that is not used.
+    target: on rank 0 the process or stream; on the others None, or a stream that is not used.
     """
 
     def __init__(self, session: Session, target: Any) -> None:

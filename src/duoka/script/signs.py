@@ -222,9 +222,9 @@ class _Visitor(ast.NodeVisitor):
         self.findings.uses[start[1] :] = self._lifted(self.findings.uses[start[1] :], middle[1] - start[1])
 
     def _lifted(self, signs: list[Found], middle: int) -> list[Found]:
-        """Return the signs or uses `found` in an `if`, without counting it as a condition of those in both branches.
+        """Return the signs or uses found in an `if`, without counting it as a condition of those in both branches.
 
-        middle: index in `found` at which the second branch begins.
+        middle: index at which the second branch begins.
         """
         first, second = ({_what(sign) for sign in part} for part in (signs[:middle], signs[middle:]))
         both = {what for what in first & second if what[2] == self.conditions + 1}

@@ -31,7 +31,7 @@ FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ l
 def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
     """Return a context in which operators that draw for rows draw for the whole batch and keep the local rows.
 
-    place: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
+    spec_of: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
     """
 
     def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

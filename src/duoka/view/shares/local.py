@@ -221,7 +221,7 @@ def _run_all(tasks: list[_ShareTask], draws: bool, generators: Sequence[torch.Ge
 class ShareCollectives(Collectives):
     """The collectives of one of several shares of a process: each share is a rank.
 
-    place: the index of the share among the local ones.
+    index: of the share among the local ones.
     """
 
     def __init__(self, shares: LocalShares, index: int) -> None:

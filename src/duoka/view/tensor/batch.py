@@ -259,7 +259,7 @@ for _kind in (BatchTensor, MultiShareBatch):
 
 
 def _of_share(value: Any, index: int, batches: list[MultiShareBatch]) -> Any:
-    """Like `of_share`; also append each batch that is replaced to `found`."""
+    """Like `of_share`; also append each batch that is replaced to `batches`."""
     if isinstance(value, MultiShareBatch):
         batches.append(value)
         return value._by_share[index]
@@ -271,7 +271,7 @@ def _of_share(value: Any, index: int, batches: list[MultiShareBatch]) -> Any:
 
 
 def of_share(value: Any, index: int) -> Any:
-    """Replace each batch in nested containers by its local share with index `place`."""
+    """Replace each batch in nested containers by its local share with this index."""
     return _of_share(value, index, [])
 
 
@@ -283,7 +283,7 @@ def join(shares: Sequence[BatchTensor]) -> BatchTensor:
 def join_results(outs: Sequence[Any], batches: Sequence[MultiShareBatch] = ()) -> Any:
     """Combine the results of the local shares: batches are joined, anything else is the first share's.
 
-    given: the arguments; a result that is a share of one of these becomes that batch itself.
+    batches: among the arguments; a result that is a share of one of these becomes that batch itself.
     """
     first = outs[0]
     if isinstance(first, BatchTensor):
