@@ -39,7 +39,7 @@ EVERY_FUNCTION = """
 import duoka
 duoka.devices("cpu")
 run = duoka.start()
-duoka.warmup, duoka.scale_lr
+
 model = run.model(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 saved = duoka.Checkpoint("saved", {"model": model, "optimizer": optimizer})

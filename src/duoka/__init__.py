@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from duoka.inference.predict import predict
     from duoka.launchers.function import launch
     from duoka.planning.picking import devices as devices
-    from duoka.run import Run, scale_lr, start, warmup
+    from duoka.run import Run, start
 
 __version__ = "0.1.0"
 
@@ -77,9 +77,7 @@ __all__ = [
     "load_weights",
     "predict",
     "save_weights",
-    "scale_lr",
     "start",
-    "warmup",
 ]
 
 _HOMES = dict.fromkeys(__all__, "duoka.errors") | {
@@ -91,9 +89,7 @@ _HOMES = dict.fromkeys(__all__, "duoka.errors") | {
     "load_weights": "duoka.checkpoint.loading",
     "predict": "duoka.inference.predict",
     "save_weights": "duoka.checkpoint.saving",
-    "scale_lr": "duoka.run",
     "start": "duoka.run",
-    "warmup": "duoka.run",
 }
 
 

@@ -159,7 +159,7 @@ STARTS: list[tuple[dict[str, Any], str]] = [
     ({"loading": "all"}, "loading must be one of"),
     ({"timeout": -5}, "timeout must be more than 0"),
     ({"compress": "zip"}, "compress must be one of none, bf16, fp16, powersgd"),
-    ({"log": "tensorbord:out"}, "did you mean tensorboard"),
+    ({"log": "consol"}, "did you mean console"),
 ]
 
 

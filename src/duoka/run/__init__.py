@@ -4,14 +4,12 @@ starting            find this process's rank, open a run; api_session: its inter
 run                 Run
 models              run.model
 backward            checks after each backward pass
-schedule            learning rates of large batches
 collect             reductions of values that differ between ranks
 logs                destinations of `run.log`
 agreement           exchange of Python objects, and checks that ranks agree
 """
 
 from duoka.run.run import Run
-from duoka.run.schedule import scale_lr, warmup
 from duoka.run.starting import start
 
-__all__ = ["Run", "scale_lr", "start", "warmup"]
+__all__ = ["Run", "start"]

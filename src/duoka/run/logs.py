@@ -1,6 +1,6 @@
 """Destinations of `run.log`: a class for each, looked up by name in `LOGS`.
 
-A name may be followed by a colon and a path or name: "csv:out/train.csv", "wandb:my-project".
+A name may be followed by a colon and a path: "csv:out/train.csv".
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -209,86 +208,11 @@ class Csv(Log):
         self._file.close()
 
 
-class TensorBoard(Log):
-    """`tensorboard:DIR`: numbers as scalars and strings as text."""
-
-    example = "tensorboard:out/tensorboard"
-
-    def __init__(self, text: str) -> None:
-        _library("tensorboard")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(text)
-
-    def write(self, step: int | None, values: dict[str, Value]) -> None:
-        for name, value in values.items():
-            add = self._writer.add_text if isinstance(value, str) else self._writer.add_scalar
-            add(name, value, step)
-
-    def close(self, failed: bool) -> None:
-        self._writer.close()
-
-
-class Wandb(Log):
-    """`wandb` or `wandb:PROJECT`. A run that the script has started is used, and not finished."""
-
-    def __init__(self, text: str) -> None:
-        wandb = _library("wandb")
-        self._ends = wandb.run is None
-        self._run = wandb.init(project=text or None) if self._ends else wandb.run
-
-    def write(self, step: int | None, values: dict[str, Value]) -> None:
-        self._run.log(values, step=step)
-
-    def close(self, failed: bool) -> None:
-        if self._ends:
-            self._run.finish(exit_code=int(failed))
-
-
-class Mlflow(Log):
-    """`mlflow` or `mlflow:EXPERIMENT`. A run that the script has started is used, and not ended."""
-
-    def __init__(self, text: str) -> None:
-        self._mlflow = _library("mlflow")
-        if text:
-            self._mlflow.set_experiment(text)
-        self._ends = self._mlflow.active_run() is None
-        if self._ends:
-            self._mlflow.start_run()
-
-    def write(self, step: int | None, values: dict[str, Value]) -> None:
-        numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
-        self._mlflow.log_metrics(numbers, step=step)
-        for name, value in values.items():
-            if isinstance(value, str):
-                self._mlflow.set_tag(name, value)
-
-    def close(self, failed: bool) -> None:
-        if self._ends:
-            self._mlflow.end_run("FAILED" if failed else "FINISHED")
-
-
 LOGS: dict[str, type[Log]] = {
     "console": Console,
     "csv": Csv,
     "jsonl": JsonLines,
-    "mlflow": Mlflow,
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
 }
-
-
-def _library(name: str) -> Any:
-    """Import an optional dependency.
-
-    Raises:
-        OptionError: it is not installed.
-    """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        hint = f"pip install {name}, or pip install 'duoka[{name}]'"
-        raise OptionError("log", name, f"used where {name} is installed", hint) from error
 
 
 def _opened(path: str, mode: str) -> TextIO:

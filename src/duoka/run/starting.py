@@ -61,8 +61,7 @@ def start(
         loading: "auto": each rank reads only its own rows if reading draws no random number, else all; "shared":
             its own rows, and every sample has its own random stream; "whole": all rows.
         timeout: seconds that a rank waits for the others.
-        log: logs of `run.log`: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
-            "mlflow", "mlflow:EXPERIMENT", or several of them.
+        log: logs of `run.log`: "console", "csv:PATH", "jsonl:PATH", or several of them.
         compress: gradients between ranks. "bf16" or "fp16": in 16 bits, half the traffic. "powersgd",
             "powersgd:RANK" or "powersgd:RANK:AFTER": matrices of that rank, after so many backward passes (1000).
         row_independent: names of autograd Functions, scripted functions or operators of extensions (`Scan`,
