@@ -249,6 +249,30 @@ def test_forecast_of_memory(flow: Flow) -> None:
     assert flow.run(["run", "--strategy", "auto", "--devices", "0,1", flow.folder / "asks.py"]).ok().stdout
 
 
+SHORT_OF_MEMORY = """
+    import torch
+
+    model = torch.nn.Linear(1 << 18, 8, bias=False).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        rows = torch.ones(1 << (3 * step), 1 << 18, device="cuda")
+        model(rows).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.cards_and_npu
+@pytest.mark.parametrize("devices", ["0,1", "0,"])
+def test_what_a_card_held_when_its_memory_ran_out(flow: Flow, devices: str) -> None:
+    """8 MiB of parameters, and what follows from them; 64 rows of 1 MiB do not fit."""
+    script = flow.write("train.py", SHORT_OF_MEMORY)
+    result = flow.run(["run", "-q", "--devices", devices, script], env={"SIMULATED_MEMORY": "0.0625"})
+    assert result.returncode == 1
+    held = "which held 8 MiB of parameters, 8 MiB of gradients, 16 MiB of the optimizer's state"
+    assert f"memory ran out on this {'rank' if devices == '0,1' else 'device'}, {held}" in result.stderr
+    assert ("--strategy fsdp needs less (16 MiB less on each)" in result.stderr) == (devices == "0,1")
+
+
 @pytest.mark.parametrize("kind", ["plain", "distributed", *on_npu("distributed")])
 def test_an_error_of_a_kernel_at_the_end_is_not_lost(flow: Flow, kind: str) -> None:
     source = """

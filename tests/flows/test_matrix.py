@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,40 +58,48 @@ SHORT = {
 }
 
 
+# Left out: their loaders' workers or generators are the CPU's, CTC, arrays of batches, autocast of the CPU.
+NOT_ON_CARDS = ("changing", "precision", "reading", "sequences", "streams")
+SHORT_ON_CARDS = {("examples/dataparallel_2019", "rows"), ("layers", "exact")}
+
+
 def _cells() -> list[Any]:
+    """Return each script under each strategy, on CPUs and on simulated cards; most are marked long."""
     cells = []
-    for name in (*FLOWS, *BITS, *SAMPLES, *API):
-        for column in COLUMNS:
-            reason = HOLES.get((name, column))
-            marks = [pytest.mark.skip(reason)] if reason else []
-            if (name, column) not in SHORT:
-                marks.append(pytest.mark.long)
-            cells.append(pytest.param(name, column, marks=marks, id=f"{name}-{column}"))
+    for name, column in product((*FLOWS, *BITS, *SAMPLES, *API), COLUMNS):
+        reason = HOLES.get((name, column))
+        marks = [pytest.mark.skip(reason)] if reason else []
+        long = [pytest.mark.long] * ((name, column) not in SHORT)
+        cells.append(pytest.param(name, column, marks=[*marks, *long], id=f"{name}-{column}"))
+        if name not in NOT_ON_CARDS and column != "hsdp":  # two machines would have the same cards
+            marks += [pytest.mark.cards, *[pytest.mark.long] * ((name, column) not in SHORT_ON_CARDS)]
+            cells.append(pytest.param(name, column, marks=marks, id=f"{name}-{column}-cards"))
     return cells
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Flow, str], Reference]:
-    """What python gives, once for each script."""
-    done: dict[str, Reference] = {}
+    """What python gives, once for each script, on a CPU and on a card."""
+    done: dict[tuple[str, bool], Reference] = {}
 
     def of(flow: Flow, name: str) -> Reference:
-        if name not in done:
-            script, words, saved = _script(name)
-            alone = Flow(flow.warm, tmp_path_factory.mktemp(name.replace("/", "-")))
-            done[name] = Reference(alone, [script, *words], saved)
-        return done[name]
+        key = name, bool(flow.cards)
+        if key not in done:
+            alone = flow.alone(tmp_path_factory.mktemp(name.replace("/", "-")))
+            script, words, saved = _script(alone, name)
+            done[key] = Reference(alone, [script, *words], saved)
+        return done[key]
 
     return of
 
 
-def _script(name: str) -> tuple[Path, tuple[str, ...], str | None]:
+def _script(flow: Flow, name: str) -> tuple[Path, tuple[str, ...], str | None]:
     """Return a script, its arguments, and the name of the file that it leaves."""
     if name in SAMPLES:
         return SAMPLES[name].script, SAMPLES[name].options, SAMPLES[name].saved
     if name in FLOWS:
-        return FLOWS[name], ("weights.pt",), "weights.pt"
-    return BITS.get(name) or API[name], (), None
+        return flow.script(FLOWS[name]), ("weights.pt",), "weights.pt"
+    return flow.script(BITS[name]) if name in BITS else API[name], (), None
 
 
 @pytest.mark.timeout(300)
@@ -98,7 +107,7 @@ def _script(name: str) -> tuple[Path, tuple[str, ...], str | None]:
 def test_every_script_under_every_strategy(
     flow: Flow, reference: Callable[[Flow, str], Reference], name: str, column: str
 ) -> None:
-    script, words, saved = _script(name)
+    script, words, saved = _script(flow, name)
     options = COLUMNS[column]
     rows = {"rows": "ddp", "moving rows": "ddp", "rows of fsdp": "fsdp", "rows of exact": "exact"}
     strategy = rows.get(column, column)

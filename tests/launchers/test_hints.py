@@ -44,8 +44,8 @@ def test_nothing_is_told_of_other_errors() -> None:
     [
         (
             TWO,
-            "`duoka forecast --memory --devices 0,3 -m pack.train '--name=a b'` says what fits, "
-            "and --strategy auto takes it",
+            "`duoka forecast --memory --devices 0,3 -m pack.train '--name=a b'` says what fits; "
+            "--strategy fsdp needs less, and --strategy auto takes what fits",
         ),
         (replace(TWO, strategy="fsdp"), "says what fits; --checkpoint-activations or --cpu-offload needs less"),
         (replace(TWO, strategy="fsdp", checkpoint_activations=True), "says what fits; --cpu-offload needs less"),
@@ -75,5 +75,34 @@ def test_the_command_that_tells_what_fits(plan: Plan, words: str) -> None:
 
 
 def test_shares_are_named_where_they_are_uneven() -> None:
-    (line,) = hints("MemoryError", TWO, "4.29:1")
+    (line,) = hints("MemoryError", TWO, fewer_rows="4.29:1")
     assert "what helps: fewer rows for this rank (--rows 4.29:1), a smaller batch_size" in line
+
+
+@pytest.mark.parametrize(
+    ("plan", "held", "which", "less"),
+    [
+        (
+            TWO,
+            (2 << 30, 2 << 30, 4 << 30, 20 << 30),
+            "2 GiB of parameters, 2 GiB of gradients, 4 GiB of the optimizer's state, 12 GiB of activations",
+            "--strategy fsdp needs less (4 GiB less on each), and",
+        ),
+        (
+            replace(TWO, strategy="fsdp"),
+            (1 << 20, 0, 0, 3 << 20),
+            "1 MiB of parameters, 2 MiB of activations and others, before the optimizer had its state",
+            "--cpu-offload (1 MiB less) needs less",
+        ),
+        (
+            TWO,
+            (1 << 20, 0, 2 << 20, 0),
+            "1 MiB of parameters, 2 MiB of the optimizer's state",
+            "1.5 MiB less on each",
+        ),
+    ],
+)
+def test_what_a_device_held_is_told(plan: Plan, held: tuple[int, ...], which: str, less: str) -> None:
+    (line,) = hints("MemoryError", plan, held)
+    assert f"this rank, which held {which}" in line
+    assert less in line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from duoka.hardware.vendors import NO_GPU
 from duoka.planning.plan import Kind, Plan
@@ -40,24 +41,40 @@ HINTS = {
 }
 
 
-def hints(error: str, plan: Plan, fewer_rows: str = "") -> list[str]:
+def hints(error: str, plan: Plan, held: Sequence[int] = (), fewer_rows: str = "") -> list[str]:
     """Return a line of advice for the last line of a traceback, or an empty list.
 
-    fewer_rows: of `--rows`, with fewer rows for this rank; empty if others cannot have them.
+    held: when memory ran out (`Ending.held`). fewer_rows: of `--rows`, with fewer rows for this rank; empty if others
+    cannot have them.
     """
     others = (f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error))
-    return memory_hints(error, plan, fewer_rows) or [*others][:1]
+    return memory_hints(error, plan, held, fewer_rows) or [*others][:1]
 
 
-def memory_hints(error: str, plan: Plan, fewer_rows: str = "") -> list[str]:
+def memory_hints(error: str, plan: Plan, held: Sequence[int] = (), fewer_rows: str = "") -> list[str]:
     """Return a line of advice if memory ran out, or an empty list."""
     if not re.search(MEMORY, error):
         return []
     where = "this device" if plan.is_for_one else "this rank"
-    return [f"  memory ran out on {where}; what helps: {_less_memory(plan, fewer_rows)}"]
+    which = f", which held {_parts(*held)}" if any(held[:3]) else ""
+    return [f"  memory ran out on {where}{which}; what helps: {_less_memory(plan, sum(held[:3]), fewer_rows)}"]
 
 
-def _less_memory(plan: Plan, fewer_rows: str) -> str:
+def _parts(parameters: int, gradients: int, states: int, total: int) -> str:
+    """Return what a device held: `2 GiB of parameters, 4 GiB of the optimizer's state`."""
+    others = total - parameters - gradients - states
+    sizes = {"parameters": parameters, "gradients": gradients, "the optimizer's state": states}
+    known = [f"{_size(size)} of {name}" for name, size in sizes.items() if size]
+    rest = [f"{_size(others)} of activations and others"] * (others > 0)
+    return ", ".join([*known, *rest]) + ", before the optimizer had its state" * (not states)
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+
+
+def _less_memory(plan: Plan, model: int, fewer_rows: str) -> str:
+    """Return what helps. model: bytes of the parts that strategies divide."""
     batch = "a smaller batch_size" + " (it counts all ranks)" * (plan.kind is not Kind.DISTRIBUTED)
     if fewer_rows:
         batch = f"fewer rows for this rank (--rows {fewer_rows}), {batch}"
@@ -69,24 +86,24 @@ def _less_memory(plan: Plan, fewer_rows: str) -> str:
     if plan.machines.count > 1:
         devices = f"{devices}--machines {plan.machines.count} " if plan.machines.each == "machine" else ""
     words = shlex.join([*["-m"] * target.is_module, target.name, *target.args])
-    tells = f"`duoka forecast --memory {devices}{words}` says what fits{_takes_less(plan)}"
+    tells = f"`duoka forecast --memory {devices}{words}` says what fits{_takes_less(plan, model)}"
     return f"{batch}, more devices, or less on each: {tells}"
 
 
-def _takes_less(plan: Plan) -> str:
+def _takes_less(plan: Plan, model: int) -> str:
     """Name the option, or the argument of the API, with which the same devices may be enough."""
+    divided = f" ({_size(model - model / plan.world_size)} less on each)" * bool(model and not plan.is_for_one)
     if plan.kind is Kind.API:
-        return "; run.model(net, strategy='fsdp') needs less than ddp on several devices"
+        return f"; run.model(net, strategy='fsdp') needs less than ddp on several devices{divided}"
     if plan.is_for_one:
         return ""
     if plan.strategy == "ddp":
-        return ", and --strategy auto takes it"
+        return f"; --strategy fsdp needs less{divided}, and --strategy auto takes what fits"
     if plan.strategy not in ("fsdp", "hsdp"):
         return ""
     options = {
         "--checkpoint-activations": plan.checkpoint_activations,
-        "--cpu-offload": plan.cpu_offload or plan.devices[0].type == "cpu",
+        f"--cpu-offload{f' ({_size(model)} less)' * bool(model)}": plan.cpu_offload or plan.devices[0].type == "cpu",
     }
-    return (
-        f"; {' or '.join(left)} needs less" if (left := [name for name, used in options.items() if not used]) else ""
-    )
+    left = [name for name, used in options.items() if not used]
+    return f"; {' or '.join(left)} needs less" if left else ""

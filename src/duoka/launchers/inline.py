@@ -15,7 +15,7 @@ from types import TracebackType
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.hardware.vendors import variables_for
 from duoka.launchers.hints import memory_hints
-from duoka.launchers.worker import local_rank_args, origin_of, run_plain_alone, set_threads
+from duoka.launchers.worker import held_when_short, local_rank_args, origin_of, run_plain_alone, set_threads
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
 from duoka.planning.plan import Kind, Plan
@@ -67,7 +67,7 @@ def run_inline(plan: Plan) -> int:
     except BaseException as error:
         headline = tracebacks.headline(error).splitlines()[-1]
         record.failed(f"the script raised {headline}")
-        _show_as_python_would(memory_hints(headline, plan))
+        _show_as_python_would(memory_hints(headline, plan, held_when_short(headline)))
         raise
     finally:
         record.ended(code)

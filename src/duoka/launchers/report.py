@@ -131,8 +131,8 @@ def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
     plan, ending = scene.plan, verdict.culprits[0].ending
-    is_uneven = plan.weights or plan.measures_rows
-    return hints(ending.error if ending else "", plan, ratio(with_fewer_rows(plan, verdict)) if is_uneven else "")
+    fewer_rows = ratio(with_fewer_rows(plan, verdict)) if plan.weights or plan.measures_rows else ""
+    return hints(ending.error, plan, ending.held, fewer_rows) if ending is not None else []
 
 
 def _exited(verdict: Verdict, scene: ReportContext) -> list[str]:

@@ -6,6 +6,7 @@ import faulthandler
 import json
 import mmap
 import os
+import re
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from duoka.hardware.gpu import Device
 from duoka.hardware.vendors import variables_for
+from duoka.launchers.hints import MEMORY
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
 from duoka.planning.plan import Kind, Plan
@@ -340,6 +342,7 @@ def _run_and_record(worker: WorkerArguments, info: RankInfo) -> Ending:
         loader_deaths.disable()
         cause = loader_deaths.cause_of(raised)
         end = ending.raised(info.rank, cause)
+        end = replace(end, held=held_when_short(end.error))
         return end if worker.attempt.function is not None else _show(cause, end, worker.own_log)
     return ending.returned(info.rank)
 
@@ -351,6 +354,15 @@ def _wait_for_gpu() -> None:
 
         if module := accelerator.in_use():
             module.synchronize()
+
+
+def held_when_short(error: str) -> list[int]:
+    """Return what this rank's device held (`Ending.held`) when memory ran out; empty if an error tells of another."""
+    if not re.search(MEMORY, error) or "torch" not in sys.modules:
+        return []
+    from duoka.strategies.memory import memory_held
+
+    return [*memory_held()]
 
 
 def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:

@@ -18,15 +18,14 @@ from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from duoka.collectives.base import Collectives
 from duoka.collectives.stream_waits import StreamWaits
 from duoka.planning.rows import ratio
 from duoka.private.light import not_compiled
+from duoka.strategies.memory import model_bytes
 from duoka.view.support.hook_numbers import unnumbered
-from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 FIRST = 5  # steps before the first window, in which kernels are chosen
@@ -196,14 +195,7 @@ class _StreamClock:
         The optimizer's parameters, their gradients and its states do not grow with the rows; all else is taken to.
         """
         free, _ = self._memory.mem_get_info()
-        peak, fixed = self._memory.max_memory_allocated(), min(_bytes(optimizer), self._memory.memory_allocated())
+        peak, model = self._memory.max_memory_allocated(), sum(model_bytes([optimizer]))
+        fixed = min(model, self._memory.memory_allocated())
         usable = USABLE * (free + self._memory.memory_reserved())
         return float(max(usable - fixed, 0.0) / max(peak - fixed, 1))
-
-
-def _bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of an optimizer's parameters, their gradients and its states on this rank."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    tensors = [*parameters, *(parameter.grad for parameter in parameters if parameter.grad is not None), *states]
-    return sum((tensor.to_local() if isinstance(tensor, BatchTensor) else tensor).nbytes for tensor in tensors)

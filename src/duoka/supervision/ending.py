@@ -30,6 +30,7 @@ class Ending:
     consequence: the error only reports that another rank ended, did not join, or called another collective.
     shown: the script's own sys.excepthook has shown the error already.
     frames: of the script, with their variables, if the error is such a consequence.
+    held: if memory ran out, the bytes of parameters, gradients, optimizers' states, and of all tensors.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Ending:
     consequence: bool = False
     shown: bool = False
     frames: list[FrameValues] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
 
     def line(self) -> bytes:
         """Serialise it as a line of JSON, which executes no code when read."""
