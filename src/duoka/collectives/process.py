@@ -207,8 +207,11 @@ class ProcessCollectives(Collectives):
                 tensor.copy_(torch.view_as_complex(dense) if tensor.is_complex() else dense)
 
             return wait
-        options = torch.distributed.AllreduceOptions()
-        options.reduceOp = op
+
+        def begin(group: Any) -> Any:
+            options = torch.distributed.AllreduceOptions()
+            options.reduceOp = op
+            return group.allreduce([tensor], options)
 
         def receive(rows: list[Tensor]) -> None:
             combine = _COMBINE[op]
@@ -217,7 +220,7 @@ class ProcessCollectives(Collectives):
                 combine(total, row, out=total)
             tensor.copy_(total.view(tensor.shape))
 
-        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options), receive)
+        return self._start("all_reduce", tensor, begin, receive)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return self.start_all_gather(tensor)()

@@ -23,7 +23,7 @@ from duoka.view.aliased import AliasedCopies
 from duoka.view.random.generators import RankStream
 from duoka.view.row_independent import RowIndependent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
-from duoka.view.shares.local import ExactShares, LocalShares, ShareCollectives
+from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCollectives
 from duoka.view.shares.partition import Partition
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.originals import register_hook
@@ -252,13 +252,34 @@ class View:
 
     def all_sum(self, part: Tensor) -> Tensor:
         """All-reduce (sum) every rank's `part`, with gradients."""
+        if self.shares.recorder is None or self.shares.several:
+            return self._all_sum(part)
+        autocast = _autocast_dtype(part)
+
+        def again(part: Tensor) -> Tensor:
+            if _autocast_dtype(part) is not autocast:  # for which the rule may have chosen another type
+                raise Outdated
+            return self._all_sum(part)
+
+        total: Tensor = self.shares.recorder.calling(again, part)
+        return total
+
+    def _all_sum(self, part: Tensor) -> Tensor:
         shares = self.shares
 
         def reduce(parts: list[Tensor]) -> list[Tensor]:
-            return [AllReduceSum.apply(shares, *parts)] * len(parts)
+            if any(part.requires_grad for part in parts):
+                return [AllReduceSum.apply(shares, *parts)] * len(parts)
+            return [shares.total(parts)] * len(parts)
 
         total: Tensor = shares.synchronize(reduce, part)
         return total
+
+
+def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """Return the type of what torch computes in fewer bits on a tensor's device; None without autocast."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def exact_view(

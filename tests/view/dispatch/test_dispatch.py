@@ -123,6 +123,41 @@ def test_an_error_of_some_rows_is_every_rank_s(
         torch.testing.assert_close(out, work(good))
 
 
+def test_ranks_agree_once_on_the_indices_of_an_embedding() -> None:
+    good = IDS.clamp(max=2)
+
+    def on_rank(view: View) -> list[int]:
+        agreements = []
+        agree = view.ranks._agree
+        view.ranks._agree = lambda failed: (agreements.append(failed), agree(failed))[1]  # type: ignore[method-assign]
+        ids, counts = shared(view, good), []
+
+        def look_up(weight: Tensor) -> None:
+            out = F.embedding(ids, weight)
+            torch.testing.assert_close(whole_of(out), F.embedding(whole_of(ids), weight))
+            counts.append(len(agreements))
+
+        look_up(SCORES)
+        look_up(SCORES)
+        look_up(torch.cat([SCORES, SCORES]))
+        look_up(SCORES)
+        with pytest.raises(IndexError):
+            look_up(SCORES[:2])
+        look_up(SCORES)
+        ids.clamp_(max=1)
+        look_up(SCORES[:2])
+        look_up(SCORES[:2])
+        ids.copy_(torch.tensor([0, 0, 0, 0, 0, 7]))
+        with pytest.raises(IndexError):
+            look_up(SCORES)
+        ids.data = torch.tensor([0, 0, 0, 0, 0, 6])
+        with pytest.raises(IndexError):
+            look_up(SCORES)
+        return counts
+
+    assert on_ranks(2, on_rank) == [[1, 1, 1, 1, 2, 3, 3]] * 2
+
+
 def test_a_refusal_is_remembered() -> None:
     def on_rank(view: View) -> Refused | None:
         with pytest.raises(Refused):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from duoka.view.dispatch.replay import DescribedCall
 from duoka.view.support.recent import Recent
 from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.outcome import backward_name
 from duoka.view.view import View
 from tests.view.ranks import ThreadRanks, in_turns, on_ranks, shared, whole_of
 from tests.view.rules.operations import cases, difference
@@ -284,7 +285,8 @@ def test_autocast_between_calls(first: bool) -> None:
     def step(x: Tensor, enabled: bool) -> Any:
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             scores = F.linear(x, weight)
-            return scores, scores * 2, scores.softmax(1), F.cross_entropy(scores, target), scores.mm(weight)
+            losses = F.cross_entropy(scores, target), F.cross_entropy(x.bfloat16(), target)
+            return scores, scores * 2, scores.softmax(1), *losses, scores.mm(weight)
 
     steps_are_one_devices(*(lambda x, on=on: step(x, on) for on in (first, not first, first)))
 
@@ -464,7 +466,7 @@ def test_a_call_that_meets_other_ranks_is_not_replayed() -> None:
     def on_rank(view: View) -> list[bool]:
         x = shared(view, normal(6, 4))
         found = []
-        for function in (lambda: x * 2, lambda: x.sum(), lambda: F.dropout(x, 0.5)):
+        for function in (lambda: x * 2, lambda: x.amax(), lambda: F.dropout(x, 0.5)):
             before = len(view.programs)
             function()
             found.append(len(view.programs) > before)
@@ -472,6 +474,39 @@ def test_a_call_that_meets_other_ranks_is_not_replayed() -> None:
 
     for found in in_turns(2, on_rank):
         assert found == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(),
+        lambda x: (x > 0).all(),
+        lambda x: F.mse_loss(x, normal(6, 4)),
+        lambda x: torch.einsum("ni,nj->ij", x, x),
+    ],
+    ids=["sum", "all", "mse_loss", "einsum"],
+)
+def test_a_sum_over_all_ranks_is_part_of_a_program(function: Callable[[Tensor], Tensor]) -> None:
+    modes = torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.enable_grad
+    leaf = normal(6, 4).requires_grad_()
+    name = type(function(leaf * 1).grad_fn).__name__
+
+    def on_rank(view: View) -> None:
+        x, programs = shared(view, leaf) * 1, set()
+        with torch.no_grad():
+            function(x)
+        for mode in modes:
+            collectives = view.ranks.begun
+            with mode():
+                out = function(x)
+            assert view.ranks.begun == collectives + 1
+            torch.testing.assert_close(out, function(leaf * 1), check_device=False)
+            if out.requires_grad:
+                assert backward_name(out) == name
+            programs.add(len(view.programs))
+        assert len(programs) == 1
+
+    on_ranks(2, on_rank)
 
 
 def test_batches_are_told_apart_by_their_place() -> None:

@@ -942,9 +942,9 @@ static PyObject *run(Entry *entry, Call *call, PyObject *func)
                                      : result_of(entry->program, call->inputs, call->batches);
         if (out == NULL && PyErr_ExceptionMatches(THE(outdated)))
             PyErr_Clear();
-        else if (out == NULL)
+        else if (out == NULL && PyErr_ExceptionMatches(PyExc_Exception))
             tell(call, func, entry->view);
-        else if (entry->may_write && count_write(call, func) != YES)
+        else if (out != NULL && entry->may_write && count_write(call, func) != YES)
             Py_CLEAR(out);
     }
     Py_XDECREF(made);

@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.cached import index_cached
-from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail
+from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail, note_success
 from duoka.view.dispatch.moving import asked_device, reads_beside, staying
 from duoka.view.dispatch.own_rows import compute_opaque
-from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
+from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
 from duoka.view.row_independent import OPERATORS, names_of_operator
 from duoka.view.rules.lookup import NotByRows, dtype_of, ndim_of
-from duoka.view.shares.local import LocalShares
+from duoka.view.shares.local import LocalShares, Outdated
 from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
     BatchTensor,
@@ -79,9 +79,11 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches, kwargs):
             agreed = view.shares.processes.run_or_fall_back
             if func not in WRITES_ROWS:
-                return agreed(
+                out = agreed(
                     lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
                 )
+                note_success(func, args)
+                return out
             if not agreed(lambda: check_indices(func, args, kwargs), lambda: False):
                 return compute_whole(func, args, kwargs)
         return _replay_or_run(func, args, kwargs, call)
@@ -216,14 +218,7 @@ def _rule_or_whole(
         if has_sparse((args, kwargs)):  # rules split dense tensors
             return compute_whole(func, args, kwargs)
         raise _with_global_shapes(error, func, args, kwargs, view) from None
-    if out is NotImplemented:
-        return compute_whole(func, args, kwargs)
-    if type(out) is Tensor and out.requires_grad:
-        kind = func, *kwargs, *map(_kind, args), *map(_kind, kwargs.values())
-        if kind not in view.backward_names:
-            view.backward_names[kind] = name_backward(out, func, args, kwargs)
-        out.__dict__["backward_name"] = view.backward_names[kind]
-    return out
+    return compute_whole(func, args, kwargs) if out is NotImplemented else out
 
 
 def _replicated(
@@ -289,7 +284,25 @@ def _conforming(
         out = rule(func, args, kwargs)
     except NotByRows:
         return NotImplemented
+    if type(out) is Tensor and (out.requires_grad or (recorder is not None and out.is_floating_point())):
+        out = _with_backward_name(out, func, args, kwargs, view, recorder)
     return conform(out, batches_in((args, kwargs)), outcome, views)
+
+
+def _with_backward_name(
+    out: Tensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, recorder: Any
+) -> Tensor:
+    """Note the name of a result's backward function, here and in the program that is being recorded."""
+    kind = func, *kwargs, *map(_kind, args), *map(_kind, kwargs.values())
+    if kind not in view.backward_names:
+        view.backward_names[kind] = name_backward(out, func, args, kwargs)
+    name = view.backward_names[kind]
+
+    def named(out: Tensor) -> Tensor:
+        out.__dict__["backward_name"] = name
+        return out
+
+    return named(out) if recorder is None else recorder.calling(named, out)
 
 
 def _kind(value: Any) -> Any:
@@ -305,15 +318,14 @@ def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str,
     """Run a rule and record it; keep the program if there is one."""
     args, kwargs = _with_distinct_floats((args, kwargs))
     call = DescribedCall(func, args, kwargs)
-    interactions = view.interactions
-    recorder = Recorder(call.inputs)
+    recorder = Recorder(call.inputs, lambda: view.interactions)
     before, view.shares.recorder = view.shares.recorder, recorder
     try:
         out = _conforming(rule, func, args, kwargs, view, call.key, recorder)
     finally:
         recorder.stop()
         view.shares.recorder = before
-    if out is not NotImplemented and call.key is not None and view.interactions == interactions + recorder.draws:
+    if out is not NotImplemented and call.key is not None:
         program = recorder.program(out, call.batches)
         if program is not None:
             view.programs.keep(call.key, program)

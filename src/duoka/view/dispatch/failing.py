@@ -4,6 +4,9 @@ Only the rank with such a row gets the error, and the script may catch it and co
 functions the ranks exchange one number, whether any has failed. If so, all compute the function whole and raise the
 error of one device. GPUs check indices asynchronously and end the process, so they need no exchange.
 
+`embedding` is asked again and again for the same indices: once a batch's are known to be in range, nothing is
+exchanged until they are written to.
+
 A function that writes in place has written to some rows when it meets such an index. So the ranks compare whether
 its indices are in range before it writes; computed whole, it then leaves what one device leaves.
 
@@ -54,6 +57,8 @@ def may_fail(
         return True
     if batches[0].device.type != "cpu":
         return False
+    if func is F.embedding and len(args) > 1:
+        return not _is_known_to_fit(args[0], args[1])
     if func in WRITES_ROWS:
         return (kwargs is None and len(args) < 3) or any(
             isinstance(index, BatchTensor) or _is_outside(index, values)
@@ -64,6 +69,28 @@ def may_fail(
     return func in _BY_VALUE or any(
         not batch.dtype.is_floating_point and batch.dtype != torch.bool for batch in batches
     )
+
+
+def note_range(indices: Tensor, end: int) -> None:
+    """Note that all values of a batch, of every rank, are in range(end)."""
+    if type(indices) is BatchTensor:
+        rows = indices._rows
+        indices._range = rows, indices._meta.spec.view.aliased.version(rows), end
+
+
+def note_success(func: Any, args: tuple[Any, ...]) -> None:
+    """Note what a call that has succeeded on every rank tells of the values of a batch."""
+    if func is F.embedding and len(args) > 1:
+        note_range(args[0], shape_of(args[1])[0])
+
+
+def _is_known_to_fit(indices: Tensor, weight: Tensor) -> bool:
+    if type(indices) is not BatchTensor or indices._range is None:
+        return False
+    rows, version, end = indices._range
+    aliased = indices._meta.spec.view.aliased
+    unwritten = not (aliased.copies or aliased.has_uncounted_writes) and version == aliased.version(rows)
+    return unwritten and rows is indices._rows and end <= shape_of(weight)[0]
 
 
 def check_indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

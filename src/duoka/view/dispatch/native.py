@@ -29,6 +29,7 @@ from duoka.system.environment import variable
 from duoka.view.dispatch import replay
 from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, replicate
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
+from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import BatchTensor, may_write
 
 _VERSION = 6  # as in _replay.c
@@ -92,7 +93,7 @@ def _configure(engine: Any) -> bool:
         "dtype": torch.dtype,
         "memory_format": torch.memory_format,
         "getter": type(_GRADIENT.__get__),
-        "outdated": replay.Outdated,
+        "outdated": Outdated,
         "dispatch": dispatch,
         "made": replay.remake,
         "failed": replay_failed,

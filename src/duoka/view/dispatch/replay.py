@@ -3,7 +3,8 @@
 A rule depends on the function, on placements, shapes and types of tensors, and on the other arguments, but not on
 the values of tensors. These make up a *key*. The second call with a key runs the rule under a `Recorder`. If the rule
 only called torch functions on local tensors, the calls are compiled into a *program*, which later calls with the key
-run instead. A rule that does anything else (a collective, a draw, reading a value) runs each time.
+run instead. A sum over all ranks and a draw can be among these calls (`Recorder.calling`). A rule that does anything
+else (another collective, reading a value) runs each time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from duoka.hardware.vendors import TYPES
 from duoka.private.torch import WithoutTorchFunctions
+from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.tensor.spec import Meta
 
@@ -35,10 +37,6 @@ TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()
 Expression = tuple[Any, ...]  # (kind, object, parts), of a CALL also the names of the last parts; as in _replay.c
 INPUT, BATCH, OUTPUT, ITEM, CONSTANT, SEQUENCE, DICT, MADE, CALL = range(9)
 _BUILTIN: dict[Any, Any] = {F.layer_norm: torch.layer_norm}  # what a function in Python does nothing but call
-
-
-class Outdated(Exception):
-    """The result of a program has another shape than that of the rule."""
 
 
 class Unkeyed(Exception):
@@ -129,10 +127,11 @@ class DescribedCall:
 class Recorder(TorchFunctionMode):
     """Record the torch calls in a context, on `inputs` and on their results.
 
-    inputs: local tensors and floats, each a distinct object.
+    inputs: local tensors and floats, each a distinct object. interactions: returns how many there have been so far
+    (`View.interactions`).
     """
 
-    def __init__(self, inputs: list[Any]) -> None:
+    def __init__(self, inputs: list[Any], interactions: Callable[[], int]) -> None:
         super().__init__()
         self._known: dict[int, Expression] = {id(value): (INPUT, index, ()) for index, value in enumerate(inputs)}
         self._count = len(inputs)
@@ -141,7 +140,8 @@ class Recorder(TorchFunctionMode):
         self._without_values: set[int] = set()  # calls with a result on "meta", whose computation has no effect
         self._sound = True
         self._entered = self._calling = False
-        self.draws = 0  # that are part of the record
+        self._interactions = interactions
+        self._unrecorded = interactions()  # plus those that are part of the record
 
     def start(self) -> None:
         """Start recording."""
@@ -163,15 +163,17 @@ class Recorder(TorchFunctionMode):
         if not self._calling:
             self.stop()
 
-    def drawing(self, func: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that draws once for the whole batch, and record this as one call.
+    def calling(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Call a function, which may draw for the whole batch or call a collective, and record this as one call.
 
-        The function counts its draws itself, and must do the same whatever it is called with, or raise Outdated.
+        The function counts its interactions itself, and must make the same whatever it is called with, or raise
+        Outdated before the first.
         """
-        self.draws += 1
+        before = self._interactions()
         with WithoutTorchFunctions():
             out = func(*args)
             self._note(func, args, {}, out)
+        self._unrecorded += self._interactions() - before
         return out
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,7 +239,7 @@ class Recorder(TorchFunctionMode):
 
         out: the result of the rule. batches: those among the arguments, of which `out` may be one.
         """
-        if not self._sound:
+        if not self._sound or self._unrecorded != self._interactions():
             return None
         try:
             result = self._result(out, batches)

@@ -6,6 +6,7 @@ each of these is computed correctly by itself (`dispatch/dispatch.py`). Converti
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from duoka.private.torch import has_node_hooks, is_compiled_call, tree_map_only, uncounted
 from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch import native
+from duoka.view.dispatch.failing import note_range
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled, ThreadState
 from duoka.view.modules.fast_paths import (
@@ -177,7 +179,7 @@ class ModuleCalls:
         return self._with_split_inputs(original, module, args, kwargs, around)
 
     def _outermost(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if next(iter(module.parameters()), None) is None:  # a script may return a list
+        if module not in self._synchronized and next(iter(module.parameters()), None) is None:  # it may be a list
             return original(module, *args, **kwargs)  # a loss or an activation: nothing to synchronize
         here = self._here
         first = args[0] if args else None
@@ -302,6 +304,9 @@ class ModuleCalls:
             if id(value) not in dims:
                 return value
             batch = BatchTensor.of(value, self.view, dims[id(value)])
+            if isinstance(module, nn.Embedding) and value.is_cpu and value.numel():
+                least, most = value.aminmax()
+                note_range(batch, int(most) + 1 if least >= 0 else sys.maxsize)
             inputs.append(_Given(value, batch, _versions(value, batch), _histories(batch)))
             return batch
 

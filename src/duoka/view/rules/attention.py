@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import safe_softmax
-from duoka.view.dispatch.replay import Outdated
 from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
 from duoka.view.rules.randomness import mask, may_mask, placing
+from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import contiguous_strides
@@ -52,7 +52,7 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         out = func(**{**arguments, **local})
     elif recorder and _may_mask(place, arguments["dropout_p"], query, (*query.shape[:-1], local["key"].shape[-2])):
         values = [local.get(name, arguments.get(name)) for name in _NAMES]
-        out = recorder.drawing(partial(_in_steps, place), *values)
+        out = recorder.calling(partial(_in_steps, place), *values)
     else:
         with placing(place):
             out = func(**{**arguments, **local})
@@ -117,7 +117,7 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not p or not arguments["training"]:
         out, weights = func(**arguments)
     elif recorder and _may_mask(place, p, query, shape):
-        out, weights = recorder.drawing(_with_masks(func, place), *arguments.values())
+        out, weights = recorder.calling(_with_masks(func, place), *arguments.values())
     else:
         with placing(place):
             out, weights = func(**arguments)

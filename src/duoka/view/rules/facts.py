@@ -136,6 +136,7 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         rows = laid_out(batch._spec.local_rows(value).clone(), batch._spec.local_strides(strides))
         batch._local.data = rows
         batch._meta = Meta.of(rows, batch._spec, strides)
+    batch._range = None
     return None
 
 

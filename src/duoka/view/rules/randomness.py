@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
-from duoka.view.dispatch.replay import Outdated
 from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
+from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import is_dense, memory_order
@@ -116,7 +116,7 @@ def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return drawn(func, args, kwargs)
     masked = mask(meta.spec, meta.shape, meta.strides, rows.stride())
     recorder = meta.spec.view.shares.recorder
-    scaled = masked(rows, p) if recorder is None else recorder.drawing(masked, rows, p)
+    scaled = masked(rows, p) if recorder is None else recorder.calling(masked, rows, p)
     return BatchTensor(rows * scaled, meta.spec)
 
 

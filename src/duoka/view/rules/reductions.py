@@ -101,7 +101,7 @@ def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype:
 
 
 def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdim: bool) -> Tensor:
-    return batch._spec.view.ranks.all_reduce(_dense(nonzero, dims, keepdim, torch.long))
+    return batch._spec.view.all_sum(_dense(nonzero, dims, keepdim, torch.long))
 
 
 def _whole_any(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:

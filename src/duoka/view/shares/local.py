@@ -35,14 +35,18 @@ T = TypeVar("T")
 Combine = Callable[[list[Any]], Sequence[Any]]  # the parts of all local shares -> the result of each
 
 
+class Outdated(Exception):
+    """A program that was recorded from a rule does not do what the rule would do now."""
+
+
 class RuleRecorder(Protocol):
     """Records the torch calls of the running rule (`dispatch/replay.py`)."""
 
     def abandon(self) -> None:
         """Discard the calls recorded so far, and record no more."""
 
-    def drawing(self, func: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that draws for the whole batch, and record it as one call."""
+    def calling(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that draws for the whole batch, or calls a collective, and record it as one call."""
 
 
 class LocalShares:

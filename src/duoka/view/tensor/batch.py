@@ -40,6 +40,7 @@ class BatchTensor(Tensor):
     _rows: Tensor
     _meta: Meta
     _cached: Any = None  # a gathered copy (dispatch/cached.py)
+    _range: Any = None  # that its values are known to be in (dispatch/failing.py)
     _asked: torch.device | None = None  # to which the script has moved an offloaded parameter, of which this is
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
     once_for_all_shares: ClassVar[frozenset[Rule]] = frozenset()
@@ -107,7 +108,8 @@ class BatchTensor(Tensor):
             strides = whole.stride()
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
             # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
-            rows = laid_out(spec.local_rows(sibling.replicate(whole)).clone(), spec.local_strides(strides))
+            rows, local_strides = spec.local_rows(whole), spec.local_strides(strides)
+            rows = laid_out(_unexpanded(rows, local_strides).clone().expand(rows.shape), local_strides)
             return BatchTensor(rows, spec, strides)
 
         return join(view.shares.each(share))
@@ -240,16 +242,21 @@ def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
     """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records."""
     if same_layout(tensor.shape, tensor.stride(), strides):
         return tensor
-    shape = tensor.shape
-    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        if stride == 0 and size > 1:  # expanded
-            tensor = tensor.narrow(dim, 0, 1)
+    shape, tensor = tensor.shape, _unexpanded(tensor, strides)
     order = memory_order(strides)
     if is_dense(tensor.shape, strides):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
     else:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.expand(shape)
+
+
+def _unexpanded(tensor: Tensor, strides: Strides) -> Tensor:
+    """Return the part of an expanded tensor that it repeats. strides: of the tensor, or of what it is to be."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 # Scripts print the names of types.

@@ -194,9 +194,10 @@ def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
 def name_backward(out: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return the name of the `grad_fn` that a call has on one device; `out`: its result here."""
     try:
-        args, kwargs = tree_map_only(Tensor, _without_values, (args, kwargs))
-        args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
-        return type(func(*args, **kwargs).grad_fn).__name__
+        with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad():
+            args, kwargs = tree_map_only(Tensor, _without_values, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
+            return type(func(*args, **kwargs).grad_fn).__name__
     except Exception:  # the operator does not support the device "meta"
         return type(out.grad_fn).__name__
 
