@@ -27,7 +27,7 @@ from duoka.watching.html import Axis, Line, Mark, Segments, area_chart, document
 from duoka.watching.progress import MOST_LOGGED, read_position
 from duoka.watching.record import PublishedRun, RunRecord, open_board, take
 from duoka.watching.sample import RunSample, parts_shown
-from duoka.watching.showing import of_row
+from duoka.watching.showing import columns
 from duoka.watching.watcher import RunState, RunWatcher, findings, name_on_machines, only_these, worst
 
 MOST_LINES = 8  # ranks in a chart
@@ -146,23 +146,11 @@ def _last_lines(history: History) -> Iterator[str]:
 def _table(state: RunState | None) -> str:
     if state is None:
         return ""
-    shown = parts_shown(state.record.sees_waits)
-    has_machines = bool(state.record.others and state.record.machines)
-    columns = [*(part.column for part in shown), *(("rows", "a row") if state.has_uneven_rows else ())]
-    rows = []
-    for rank in worst(state, MOST_ROWS):
-        machine = [rank.machine.removeprefix("machine ")] * has_machines
-        cells = [str(rank.sample.rank), *machine, rank.device]
-        cells += ["" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}" for part in shown]
-        if state.has_uneven_rows:
-            cells += [str(rank.sample.rows), of_row(rank.sample)]
-        cells.append("" if rank.cores is None else f"{rank.cores:.1f}")
-        cells.append(f"{rank.sample.memory / MIB:,.0f}" if rank.sample.is_known else "")
-        rows.append(cells)
+    shown = columns(state, worst(state, MOST_ROWS))
+    rows = zip(*(map(str, column.cells) for column in shown), strict=True)
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that are worst off, the worst first" if len(state.ranks) > MOST_ROWS else ""
-    places = ("rank", "machine", "device") if has_machines else ("rank", "device")
-    return table(f"The time of each rank{note}", (*places, *columns, "cores", "MiB"), rows)
+    return table(f"The time of each rank{note}", [column.name for column in shown], rows)
 
 
 def _charts(record: RunRecord, history: History, end: float) -> Iterator[str]:

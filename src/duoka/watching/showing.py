@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.progress import Position
-from duoka.watching.sample import PARTS, RankSample, parts_shown
+from duoka.watching.sample import PARTS, Part, parts_shown
 from duoka.watching.watcher import RankState, RunState, findings, name_on_machines, only_these, worst
 
 GIB = 1 << 30
@@ -64,11 +64,11 @@ class _Ranks:
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
     """A column. cells: of all ranks. last: the larger, the earlier it is left out in a narrow terminal; 0: never."""
 
     name: str
-    cells: list[Text]
+    cells: Sequence[str | Text]
     last: int = 0
     style: str = ""
     justify: Literal["left", "right"] = "right"
@@ -79,44 +79,49 @@ class _Column:
 
 
 def _table(state: RunState, width: int) -> Table:
-    columns = _columns(state)
-    while sum(column.width for column in columns) > width and any(column.last for column in columns):
-        columns.remove(max(columns, key=lambda column: column.last))
+    ranks = worst(state, MOST)
+    shown = columns(state, ranks)
+    device = [column.name for column in shown].index("device")
+    shown.insert(device + 1, Column("", [_bar(rank) for rank in ranks], 6, justify="left"))
+    while sum(column.width for column in shown) > width and any(column.last for column in shown):
+        shown.remove(max(shown, key=lambda column: column.last))
     table = Table(pad_edge=False, box=None)
-    for column in columns:
+    for column in shown:
         table.add_column(column.name, justify=column.justify, style=column.style, no_wrap=True)
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*row)
+    for row in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
-def _columns(state: RunState) -> list[_Column]:
-    ranks = worst(state, MOST)
-    columns = [
-        _Column("rank", [Text(str(rank.sample.rank)) for rank in ranks]),
-        _Column("device", [Text(printable(rank.device)) for rank in ranks], 5, justify="left"),
-        _Column("", [_bar(rank) for rank in ranks], 6, justify="left"),
-    ]
+def columns(state: RunState, ranks: Sequence[RankState]) -> list[Column]:
+    """Return the columns of a table of these ranks, for the terminal and for the page."""
+
+    def column(name: str, cell: Callable[[RankState], str], last: int = 0, style: str = "") -> Column:
+        return Column(name, [printable(cell(rank)) for rank in ranks], last, style)
+
+    def fraction(part: Part) -> Callable[[RankState], str]:
+        return lambda rank: "" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}"
+
+    shown = [column("rank", lambda rank: str(rank.sample.rank))]
     if state.record.others and state.record.machines:
-        machines = [Text(printable(rank.machine.removeprefix("machine "))) for rank in ranks]
-        columns.insert(1, _Column("machine", machines, 5, justify="left"))
+        shown.append(column("machine", lambda rank: rank.machine.removeprefix("machine "), 5))
+    shown.append(column("device", lambda rank: rank.device, 5))
+    shown[1:] = [replace(left, justify="left") for left in shown[1:]]
     for at, part in enumerate(parts_shown(state.record.sees_waits)):
-        figures = ["" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}" for rank in ranks]
-        columns.append(_Column(part.column, list(map(Text, figures)), max(0, at - 2), part.style))
+        shown.append(column(part.column, fraction(part), max(0, at - 2), part.style))
     if state.has_uneven_rows:
-        columns.append(_Column("rows", [Text(str(rank.sample.rows)) for rank in ranks], 2))
-        columns.append(_Column("a row", [Text(of_row(rank.sample)) for rank in ranks], 3))
-    cores = ["" if rank.cores is None else f"{rank.cores:.1f}" for rank in ranks]
-    columns.append(_Column("cores", list(map(Text, cores)), 4))
-    memory = ["" if not rank.sample.is_known else f"{rank.sample.memory / GIB:.2f} GiB" for rank in ranks]
-    columns.append(_Column("memory", list(map(Text, memory)), 3))
-    uses = [Text(_device_use(rank)) for rank in ranks]
-    return [*columns, _Column("device use", uses, 7)] if any(uses) else columns
+        shown.append(column("rows", lambda rank: str(rank.sample.rows), 2))
+        shown.append(column("a row", lambda rank: _seconds(rank.sample.seconds_of_row), 3))
+    shown.append(column("cores", lambda rank: "" if rank.cores is None else f"{rank.cores:.1f}", 4))
+    shown.append(
+        column("memory", lambda rank: f"{rank.sample.memory / GIB:.2f} GiB" if rank.sample.is_known else "", 3)
+    )
+    uses = column("device use", _device_use, 7)
+    return [*shown, uses] if any(uses.cells) else shown
 
 
-def of_row(sample: RankSample) -> str:
-    """Return the time that a row takes a rank; empty if it is not measured."""
-    return in_words(sample.seconds_of_row) if sample.seconds_of_row else ""
+def _seconds(measured: float) -> str:
+    return in_words(measured) if measured else ""
 
 
 def _bar(rank: RankState) -> Text:
