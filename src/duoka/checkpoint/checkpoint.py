@@ -293,13 +293,10 @@ class Checkpoint:
             if wait:
                 self.wait()
         finally:
-            self._unlock()
-
-    def _unlock(self) -> None:
-        self._background.finish()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+            self._background.finish()
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     # Going on.
 

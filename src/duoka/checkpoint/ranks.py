@@ -60,12 +60,15 @@ def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
         except Exception as error:
             failure = error
     try:
-        outcome, remote = ranks.broadcast_object((outcome, _portable(failure)), 0)
+        portable = failure  # other ranks can unpickle it
+        if failure is not None and not isinstance(failure, (CheckpointError, WeightsError)):
+            portable = DuokaError(f"on rank 0: {failure!r}")
+        outcome, remote = ranks.broadcast_object((outcome, portable), 0)
         if failure or remote:
             raise failure or remote
         return outcome  # type: ignore[no-any-return]
     finally:
-        failure = remote = None  # break the reference cycle of the error and this frame
+        failure = remote = portable = None  # break the reference cycle of the error and this frame
 
 
 def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[DuokaError]) -> Outcome:
@@ -84,10 +87,3 @@ def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[Duo
         raise failure or kind(f"{what} failed on rank {failed[0]}: {message}")
     finally:
         failure = None  # as above
-
-
-def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an error that other ranks can unpickle."""
-    if error is None:
-        return None
-    return error if isinstance(error, (CheckpointError, WeightsError)) else DuokaError(f"on rank 0: {error!r}")

@@ -124,7 +124,8 @@ class _WeightsFiles:
         """
         names = self._first(self._free_names)
         try:
-            if self._is_pickle or self._share_files():
+            among, folder = self._among, self._path.parent
+            if self._is_pickle or among is None or share_files(self._ranks, folder, are_first(among)):
                 draft = self._first(lambda: self._make(names, range(len(names))))
                 self._write_pickles(draft) if self._is_pickle else self._all(lambda: self._write_rows(draft))
             else:
@@ -167,9 +168,6 @@ class _WeightsFiles:
         stems = (f"{self._path.stem}.{again}" if again else self._path.stem for again in count())
         choices = (part_names(stem, number, self._path.suffix) for stem in stems)
         return next(names for names in choices if not named & set(names))
-
-    def _share_files(self) -> bool:
-        return self._among is None or share_files(self._ranks, self._path.parent, are_first(self._among))
 
     def _own_files(self) -> range:
         assert self._among is not None

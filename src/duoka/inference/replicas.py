@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -90,18 +90,15 @@ class Replica:
             here = leaf.to(self.device, non_blocking=True)
             return self.share_out(here) if self.share_out and here.shape[:1] == (rows,) else here
 
-        with torch.inference_mode(), evaluating(self.model), self._autocast(), self._current_device():
+        kind, precision = self.device.type, self.precision
+        autocast = nullcontext() if precision is None else torch.autocast(kind, precision)
+        # Kernels of extensions run on the current GPU, whatever device their arguments are on.
+        current = nullcontext() if kind == "cpu" else torch.accelerator.device_index(self.device.index)
+        with torch.inference_mode(), evaluating(self.model), autocast, current:
             output = gather_all(self.calling(self.model, each_leaf(move, content)))
             if not self.keep:
                 output = each_leaf(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, output)
             return split_rows(output, rows)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
-
-    def _current_device(self) -> AbstractContextManager[Any]:
-        """Make this GPU current: kernels of extensions run there, whatever device their arguments are on."""
-        return nullcontext() if self.device.type == "cpu" else torch.accelerator.device_index(self.device.index)
 
 
 def calling(model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> Calling:

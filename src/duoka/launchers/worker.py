@@ -140,7 +140,9 @@ def run_worker(worker: WorkerArguments, pipe: socket.socket, stacks: int) -> int
         stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
     """
     plan, attempt = worker.plan, worker.attempt
-    _register_stack_dumps(stacks)
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=stacks)
     if attempt.function is not None:
         forget_exit_functions()  # those of the calling program
     environment.unset_key()
@@ -180,12 +182,6 @@ def run_worker(worker: WorkerArguments, pipe: socket.socket, stacks: int) -> int
 
 
 # Before the script.
-
-
-def _register_stack_dumps(file: int) -> None:
-    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    if not faulthandler.is_enabled():
-        faulthandler.enable(file=file)
 
 
 def set_threads(count: int | None) -> None:

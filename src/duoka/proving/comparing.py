@@ -203,13 +203,10 @@ def _by_step(recording: Recording) -> tuple[str, dict[int, list[_Batch]]]:
     batches: dict[int, list[_Batch]] = {}
     of_ranks = [[line for line in rank if line["source"] == source] for rank in ranks]
     for same in zip(*of_ranks, strict=False):
-        batches.setdefault(same[0]["step"], []).append(_merged(same))
+        leaves = map(_leaf, zip(*(line["leaves"] for line in same), strict=False))
+        batch = _Batch(same[0]["line"], tuple(leaves), same[0]["values"])
+        batches.setdefault(same[0]["step"], []).append(batch)
     return source, batches
-
-
-def _merged(ranks: Sequence[dict[str, Any]]) -> _Batch:
-    columns = zip(*(line["leaves"] for line in ranks), strict=False)
-    return _Batch(ranks[0]["line"], tuple(_leaf(column) for column in columns), ranks[0]["values"])
 
 
 def _leaf(ranks: Sequence[dict[str, Any]]) -> _Leaf:

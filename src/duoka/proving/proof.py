@@ -258,32 +258,22 @@ def _causes(run: ScriptRun, comparison: RunComparison, bound: Bound, compare_run
     An option without which only rounding differs is the cause: the script runs again without each.
     """
     if run.plan.world_size > 1 and run.plan.kind is not Kind.DISTRIBUTED:
-        for option in OPTIONS:
-            name, _, neutral, effect = option
-            if _is_in_use(run.plan, option):
+        for name, changing, neutral, effect in OPTIONS:
+            value = getattr(run.plan, name)
+            if value == changing if changing else value != neutral:
                 change = f"{_flag(name)} {neutral}" if neutral else f"without {_flag(name)}"
                 changed: dict[str, Any] = {name: neutral}
                 other = ScriptRun(f"{run.name} {change}", replace(run.plan, **changed))
                 if judge(compare_run(other), bound).verdict != "different":
                     without = f"with {change}" if neutral else "without it"
-                    yield f"{_typed(run.plan, name)}: {effect}; {without} only rounding differs"
+                    typed = f"{_flag(name)} {value if isinstance(value, str) else ','.join(value)}"
+                    yield f"{typed}: {effect}; {without} only rounding differs"
                     return
     if run.plan.world_size > 1:
         again = compare_run(run.repeated())
         if (again.gaps, again.steps) != (comparison.gaps, comparison.steps):
             yield f"{run.name} gives other numbers each time it is run: its ranks depend on time or on chance"
     yield from _by_data(run, comparison)
-
-
-def _is_in_use(plan: Plan, option: tuple[str, str | None, Any, str]) -> bool:
-    name, changing, neutral, _ = option
-    value = getattr(plan, name)
-    return bool(value == changing if changing else value != neutral)
-
-
-def _typed(plan: Plan, name: str) -> str:
-    value = getattr(plan, name)
-    return f"{_flag(name)} {value if isinstance(value, str) else ','.join(value)}"
 
 
 def _flag(name: str) -> str:

@@ -78,7 +78,13 @@ class TensorNames:
         modules, optimizers = _live_objects()
         trained = {id(parameter) for module in (optimizer, *optimizers) for _, parameter in _parameters_of(module)}
         known = {id(model()) for _, model in self._models}
-        new = [module for module in _outermost(modules) if id(module) not in known and _trains(module, trained)]
+        new = [
+            module
+            for module in _outermost(modules)
+            if id(module) not in known
+            and TENSORS_AND_CHILDREN[-1] in module.__dict__
+            and any(id(parameter) in trained for parameter in module.parameters())
+        ]
         script_names = _script_names(new)
         names = Counter(name for name, _ in self._models)
         for model in sorted(new, key=lambda module: script_names.get(id(module), "")):
@@ -102,12 +108,6 @@ def _live_objects() -> tuple[list[nn.Module], list[Optimizer]]:
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     inner = {id(child) for module in modules for child in children_in(module).values()}
     return [module for module in modules if id(module) not in inner]
-
-
-def _trains(model: nn.Module, trained: set[int]) -> bool:
-    return TENSORS_AND_CHILDREN[-1] in model.__dict__ and any(
-        id(parameter) in trained for parameter in model.parameters()
-    )
 
 
 def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:

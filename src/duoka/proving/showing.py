@@ -212,7 +212,8 @@ def page(proof: Proof, target: str) -> str:
 
 
 def _charts(proof: Proof, outcome: Outcome) -> Iterator[str]:
-    name, gaps = outcome.run.name, [gap for gap in outcome.comparison.gaps if _is_drawn(gap)]
+    name, numbers = outcome.run.name, (gap for gap in outcome.comparison.gaps if not gap.problem)
+    gaps = [gap for gap in numbers if 0 < gap.relative < math.inf]
     end = float(max(1, proof.steps))
     ticks = ((0.0, "step 0"), (end, f"step {proof.steps:,}"))
     if gaps:
@@ -253,10 +254,6 @@ def _differences(proof: Proof, name: str, gaps: list[Gap], end: float, ticks: tu
     axis = Axis(0.0, end, high, f"1e{high}", f"1e{low}", low, ticks)
     note = f"Of the tensor's largest number; the {len(shown)} of {len(worst)} tensors that differ most."
     return line_chart(f"{name}: differences from {proof.request.first.name}", axis, lines, note=note)
-
-
-def _is_drawn(gap: Gap) -> bool:
-    return not gap.problem and math.isfinite(gap.relative) and gap.relative > 0
 
 
 def _point(step: int, value: float) -> Point:

@@ -37,7 +37,8 @@ def publish(board: StatusBoard, rank: int, shows_script: bool) -> Publisher:
     """Let the script of this process write to the board from now on. shows_script: as for `Publisher`."""
     publisher = Publisher(board, rank, shows_script)
     os.register_at_fork(after_in_child=publisher.stop)
-    after_import("torch", lambda torch: _observe_training(publisher))
+    after_import("torch", lambda torch: _count_steps(publisher))
+    after_import("torch", lambda torch: _time_loaders(publisher))
     if shows_script:
         observe_output(publisher)
         for name, install in (
@@ -104,11 +105,6 @@ class Publisher:
 
 
 # --- steps of optimizers, and batches that are taken from loaders
-
-
-def _observe_training(publisher: Publisher) -> None:
-    _count_steps(publisher)
-    _time_loaders(publisher)
 
 
 def _count_steps(publisher: Publisher) -> None:

@@ -190,8 +190,9 @@ class _Visitor(ast.NodeVisitor):
         for statement in statements:
             with self.under(*passed):
                 self.visit(statement)
-            if isinstance(statement, ast.If) and _returns(statement):
-                passed.append(statement.test)
+            if isinstance(statement, ast.If):
+                ends = statement.body[-1:] + statement.orelse[-1:]
+                passed += [statement.test] * any(isinstance(end, ast.Return) for end in ends)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for part in (*node.decorator_list, node.args):
@@ -352,10 +353,6 @@ class _Visitor(ast.NodeVisitor):
 
 def _what(sign: Sign | Use) -> tuple[Meaning | str, str | None, int]:
     return sign.meaning if isinstance(sign, Sign) else sign.name, sign.function, sign.conditions
-
-
-def _returns(statement: ast.If) -> bool:
-    return any(isinstance(last, ast.Return) for last in statement.body[-1:] + statement.orelse[-1:])
 
 
 def _decides(test: ast.expr) -> bool:

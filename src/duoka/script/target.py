@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from io import BytesIO
 from types import CodeType, ModuleType
 
 from duoka.errors import ScriptError
@@ -26,32 +27,20 @@ def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
     Raises:
         ScriptError: the script or module does not exist, or cannot be read.
     """
+    name, args = target.name, [*first_args, *target.args]
     if target.is_module:
-        _run_module(target.name, [*first_args, *target.args])
-    elif target.name == STANDARD_INPUT:
-        _run_typed([*first_args, *target.args])
-    else:
-        _run_path(target.name, [*first_args, *target.args])
-
-
-def _run_path(name: str, args: Sequence[str]) -> None:
-    path = os.path.join(os.getcwd(), name)
+        _run_module(name, args)
+        return
+    path = TYPED if name == STANDARD_INPUT else os.path.join(os.getcwd(), name)
     try:
-        with open(path, "rb") as file:
+        with BytesIO(standard_input()) if path == TYPED else open(path, "rb") as file:
             source = file.read()
     except OSError as error:
         raise ScriptError(f"the script {name} cannot be read: {error.strerror}") from None
     sys.argv[:] = [name, *args]
-    _search_first(os.path.dirname(os.path.realpath(path)))
+    _search_first("" if path == TYPED else os.path.dirname(os.path.realpath(path)))
     main = _new_main(path, SourceFileLoader("__main__", path))
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-
-
-def _run_typed(args: Sequence[str]) -> None:
-    sys.argv[:] = [STANDARD_INPUT, *args]
-    _search_first("")
-    main = _new_main(TYPED, SourceFileLoader("__main__", TYPED))
-    exec(compile(standard_input(), TYPED, "exec", dont_inherit=True), main.__dict__)
 
 
 def _run_module(name: str, args: Sequence[str]) -> None:

@@ -311,7 +311,10 @@ class Bucketed(Strategy):
             now.sent_buckets.append(self._send(last, report if in_bucket else []))
         for sent_bucket in now.sent_buckets:
             sent_bucket.wait()
-        totals = now.sent_buckets[-1].wait()[-len(report) :] if in_bucket else self._sum_report(report)
+        if in_bucket:
+            totals = now.sent_buckets[-1].wait()[-len(report) :]
+        else:
+            totals = self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
         *reached, unplanned, digests = totals.tolist()
         # If digests differ, that of at least one rank differs from their mean, and this rank's error ends all.
         if digests != report[-1] * self._ranks.world_size:
@@ -321,9 +324,6 @@ class Bucketed(Strategy):
             )
         planned = [index for sent_bucket in now.sent_buckets for index in sent_bucket.members]
         return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(unplanned)
-
-    def _sum_report(self, report: list[float]) -> Tensor:
-        return self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
 
     def _send(self, members: list[int], report: list[float] | None = None) -> _SentBucket:
         """Begin to sum the gradients of one bucket."""

@@ -79,6 +79,7 @@ def raised(rank: int, error: BaseException) -> Ending:
     now, host, full_trace = time.monotonic(), socket.gethostname(), tracebacks.shown(error)
     if isinstance(error, ScriptError):  # no script has run
         return Ending(rank, host, "exited", 2, now, said=f"duoka: error: {error}")
+    code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, AskedError) else 1
     consequence = is_consequence(error)
     frames = values_of(error) if consequence else []
     tracebacks.trim(error)
@@ -86,7 +87,7 @@ def raised(rank: int, error: BaseException) -> Ending:
         rank=rank,
         host=host,
         how="raised",
-        code=_code_of(error),
+        code=code,
         time=now,
         kind=type(error).__name__,
         error=tracebacks.headline(error),
@@ -100,12 +101,6 @@ def raised(rank: int, error: BaseException) -> Ending:
 def is_consequence(error: BaseException) -> bool:
     """Return whether this error or its cause only reports that another rank ended or called another collective."""
     return any(_is_network_error(linked) for linked in _chain(error))
-
-
-def _code_of(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    return 2 if isinstance(error, AskedError) else 1
 
 
 def _is_network_error(error: BaseException) -> bool:

@@ -98,16 +98,13 @@ class RecorderReader:
             self._counts, self.recent = counts, []
             self.begun, self.finished = counts
         elif not self.recent:
-            entries = _of_default_group(pickle.loads(self._tell(True, True, True)))
+            all_groups = pickle.loads(self._tell(True, True, True)).get("entries", ())
+            group = [entry for entry in all_groups if entry["pg_id"] == int(DEFAULT_GROUP)]
+            entries = [entry for entry in group if not entry["is_p2p"]]
             self.finished = _finished(entries, self.begun)
             near = (entry for entry in entries if abs(entry["collective_seq_id"] - self.finished) < RING // 2)
             self.recent = [_collective(entry) for entry in near]
         return self.begun > 0
-
-
-def _of_default_group(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    group = int(DEFAULT_GROUP)
-    return [entry for entry in trace.get("entries", ()) if entry["pg_id"] == group and not entry["is_p2p"]]
 
 
 def _finished(entries: Sequence[dict[str, Any]], begun: int) -> int:

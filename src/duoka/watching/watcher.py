@@ -226,8 +226,9 @@ UNEVEN = (
 def findings(state: RunState) -> list[str]:
     """Return what stands out in a run, the largest part of the time first."""
     missing = list(_missing(state))
+    faults = [f"fault {number}: {fault}" for number, fault in enumerate(state.record.faults, 1)]
     parts = [text for part, text in sorted(_parts(state, bool(missing)), reverse=True) if part >= WORTH_A_WORD]
-    return [*_silent(state), *missing, *parts, *_memory(state), *_faults(state)]
+    return [*_silent(state), *missing, *parts, *_memory(state), *faults]
 
 
 def _parts(state: RunState, explains_wait: bool) -> Iterator[tuple[float, str]]:
@@ -315,8 +316,3 @@ def _memory(state: RunState) -> Iterator[str]:
     for rank in state.ranks:
         if rank.gpu is not None and rank.gpu.memory and (rank.gpu.used or 0) > NEARLY_FULL * rank.gpu.memory:
             yield f"the memory of {rank.device} is nearly full: use a smaller batch, or --strategy fsdp"
-
-
-def _faults(state: RunState) -> Iterator[str]:
-    for number, fault in enumerate(state.record.faults, 1):
-        yield f"fault {number}: {fault}"

@@ -71,8 +71,11 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
         raise WeightsError(f"{path} is damaged, or not a file of torch.save: {error}") from error
     import torch  # imported late: the code above does not need it
 
-    unknown = sorted(named - set(_allowed()))
-    _refuse_calls(path, [name for name in unknown if objects != "inert" and not _is_inert(name)])
+    from duoka.private.torch import allowed_in_pickles
+
+    unknown = sorted(named - set(allowed_in_pickles()))
+    inert = [name for name in unknown if objects == "inert" or name in INERT or name.startswith(INERT_PACKAGES)]
+    _refuse_calls(path, [name for name in unknown if name not in inert])
     _refuse_calls(path, [name for name in unknown if name.split(".")[0] in BLOCKED], in_any_case=True)
     if protocol > 2:
         raise WeightsError(f"{path} was saved with pickle protocol {protocol}; torch reads safely only protocol 2")
@@ -100,16 +103,6 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
         notes.append(f"read as inert stand-ins: {', '.join(unknown)}")
     check = (lambda: _check_sums(path)) if is_zip else (lambda: None)
     return FileContents(path, "torch.save" if is_zip else "torch.save, before 1.6", plain, {}, tuple(notes), check)
-
-
-def _allowed() -> Mapping[str, Any]:
-    from duoka.private.torch import allowed_in_pickles
-
-    return allowed_in_pickles()
-
-
-def _is_inert(name: str) -> bool:
-    return name in INERT or name.startswith(INERT_PACKAGES)
 
 
 def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> None:
