@@ -251,6 +251,8 @@ class Blocks:
 
     def add_deferred(self) -> None:
         """Wait until the communication of deferred gradients ends, and add these gradients to `.grad`."""
+        if not self._deferred and not self._arriving:  # at each access to a parameter
+            return
         self._add_arriving()
         self._finish_deferred()
         self._add_arriving()

@@ -124,6 +124,18 @@ def test_operations_on_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
     assert torch.equal(batch[torch.arange(11) % 3 == 0], whole[torch.arange(11) % 3 == 0])
 
 
+def test_recorded_calls_suspend_no_share(pair: tuple[Tensor, BatchTensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, batch = pair
+
+    def steps(x: Tensor, number: float) -> Tensor:
+        return (x + number).mul(number).tanh().mul_(2)
+
+    for _ in range(3):  # run, record, find the programs of all shares
+        steps(batch, 0.5)
+    monkeypatch.setattr(batch._spec.view.shares, "each", None)
+    assert torch.equal(steps(batch, 1.5).to_local(), steps(whole, 1.5))
+
+
 def test_shares_draw_the_same_numbers_from_a_generator_of_the_script(pair: tuple[Tensor, BatchTensor]) -> None:
     whole, batch = pair
     one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)

@@ -26,7 +26,7 @@ from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
 from duoka.view.row_independent import OPERATORS, names_of_operator
 from duoka.view.rules.lookup import NotByRows, dtype_of, ndim_of
-from duoka.view.shares.local import LocalShares, Outdated
+from duoka.view.shares.local import Outdated
 from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
     BatchTensor,
@@ -35,7 +35,9 @@ from duoka.view.tensor.batch import (
     batches_in,
     call_each_share,
     has_sparse,
+    join_results,
     may_write,
+    of_share,
     whole_batch_error,
     whole_like,
 )
@@ -128,7 +130,7 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Run the program recorded for the call's key; else its rule."""
     first = call.batches[0]
     if type(first) is MultiShareBatch:
-        return _call_each_share(func, args, kwargs, first._meta.spec.view.shares)
+        return _call_each_share(func, args, kwargs, call)
     view = first._meta.spec.view
     aliased = view.aliased
     if call.key is not None and not (aliased.copies and (aliased.is_active or may_write(func, kwargs))):
@@ -347,14 +349,55 @@ def _with_distinct_floats(value: Any) -> Any:
     return value
 
 
-def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], shares: LocalShares) -> Any:
+def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
     """Make the call for each local share."""
-    rule = BatchTensor.rules.get(func)
+    rule, shares = BatchTensor.rules.get(func), call.batches[0]._meta.spec.view.shares
     if rule in BatchTensor.once_for_all_shares:
         return rule(func, args, kwargs)
     draws = rule in BatchTensor.drawing
+    if not draws and (out := _replay_each_share(func, args, kwargs, call)) is not NotImplemented:
+        return out
     shares.draw_cache = DrawCache() if draws else None
     try:
         return call_each_share(partial(dispatch, func), args, kwargs, draws)
     finally:
         shares.draw_cache = None
+
+
+def _replay_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+    """Run the programs recorded for the call in each local share: no share waits for others, so none is suspended.
+
+    Return NotImplemented if a share has no program, or may need the others.
+    """
+    first = call.batches[0]._meta.spec.view
+    programs = _programs_of_shares(func, args, kwargs, call.key, first)
+    plain = [call.inputs[index] for index in call.plain if call.inputs[index].requires_grad]
+    if programs is None or first.aliased.copies or not all(tensor.is_leaf for tensor in plain):
+        return NotImplemented
+    outs = []
+    try:
+        for index, (program, view) in enumerate(zip(programs, first.siblings, strict=True)):
+            inputs = [of._by_share[index]._rows if type(of) is MultiShareBatch else of for of in call.inputs]
+            for place in call.plain if plain else ():
+                inputs[place] = view.replicate(inputs[place])
+            batches = [batch._by_share[index] for batch in call.batches]  # type: ignore[attr-defined]
+            outs.append(program(inputs, batches))
+            count_write(func, kwargs, batches)
+    except Outdated:
+        return NotImplemented
+    except Exception as error:
+        raise _with_global_shapes(error, func, args, kwargs, first) from None
+    return join_results(outs, call.batches)  # type: ignore[arg-type]
+
+
+def _programs_of_shares(func: Function, args: Any, kwargs: Any, key: Any, first: View) -> Any:
+    """Return the program of each local share for a call with this key; None if one has none."""
+    shares = first.shares
+    programs = shares.programs[key] if key is not None else None
+    if programs is None and key is not None and (calls := shares.calls[key] or 0) <= 2 * _RECORDED_AT_MOST:
+        shares.calls.keep(key, calls + 1)
+        keys = [DescribedCall(func, *of_share((args, kwargs), index)).key for index in range(shares.count)]
+        found = [view.programs[key] for view, key in zip(first.siblings, keys, strict=True) if key is not None]
+        if len(found) == len(keys) and None not in found:
+            shares.programs.keep(key, programs := found)
+    return programs

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from duoka.hardware.vendors import TYPES
 from duoka.private.torch import WithoutTorchFunctions
 from duoka.view.shares.local import Outdated
-from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in
 from duoka.view.tensor.spec import Meta
 
 Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of a call -> its result
@@ -47,8 +47,8 @@ class DescribedCall:
     """A call of `func`, split into a key and inputs.
 
     key: equal for calls for which a rule does the same; None if there is no key. inputs: what varies between such
-    calls, in order: local tensors of batches, other tensors, floats. plain: the indices of the other tensors in the
-    inputs. batches: in order.
+    calls, in order: local tensors of batches, or batches of several shares, other tensors, floats. plain: the indices
+    of the other tensors in the inputs. batches: in order.
     """
 
     __slots__ = ("batches", "inputs", "key", "plain")
@@ -93,6 +93,10 @@ class DescribedCall:
         elif kind is BatchTensor:
             key.append(value._meta)
             self.inputs.append(value._rows)
+            self.batches.append(value)
+        elif kind is MultiShareBatch:
+            key += [share._meta for share in value._by_share]
+            self.inputs.append(value)
             self.batches.append(value)
         elif kind is float or kind is complex:
             key.append(kind)

@@ -30,6 +30,7 @@ from duoka.private.torch import count_dispatch_modes
 from duoka.view.random.draws import DrawCache
 from duoka.view.random.generators import random_marks, random_states, set_random_states
 from duoka.view.shares.partition import Partition
+from duoka.view.support.recent import KEPT, Recent
 
 T = TypeVar("T")
 Combine = Callable[[list[Any]], Sequence[Any]]  # the parts of all local shares -> the result of each
@@ -54,7 +55,8 @@ class LocalShares:
 
     processes: collectives between processes. counts: shares of each process. count: local shares. several: True if
     some process has several. exact: True if sums are added in a fixed tree. is_alias: returns True for a leaf that
-    replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call.
+    replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call. programs,
+    calls: as in `View`, but for calls with batches of several shares, of which each has a program.
     """
 
     count, several, exact = 1, False, False
@@ -64,6 +66,7 @@ class LocalShares:
         self.processes = processes
         self.counts: Sequence[int] = (1,) * processes.world_size
         self.recorder: RuleRecorder | None = None
+        self.programs, self.calls = Recent(KEPT), Recent(KEPT)
         self.draw_cache: DrawCache | None = None
 
     @cached_property
