@@ -30,12 +30,12 @@ def record(
             (name, tensor, "parameter") for name, tensor in tensors.items()
         ]
         writer.write_gradients((gradients or {}).get(step, {}).items())
-        writer.write(step, "optimizer 0 (SGD) at train.py:1", [0.5], entries)
+        writer.write(step, [0.5], entries)
     writer.close()
     seen = BatchRecorder(folder, 0, own_rows=False)
     for step, batch in enumerate(batches, 1):
         seen.step = step
-        seen._write("loader", batch, False)
+        seen._write("loader", batch)
     seen.close()
     return Recording(folder)
 

@@ -348,8 +348,6 @@ def children_in(module: nn.Module) -> dict[str, nn.Module | None]:
 
 # Attributes in which a module keeps its tensors and children.
 TENSORS_AND_CHILDREN = ("_parameters", "_buffers", "_modules")
-# The attribute in which recurrent layers keep a list of their parameters. Public: none.
-FLAT_WEIGHTS = "_flat_weights"
 # The attribute for a compiled module call. Public: none.
 COMPILED_CALL = "_compiled_call_impl"
 

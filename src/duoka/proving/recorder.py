@@ -10,7 +10,7 @@ import gc
 import hashlib
 import json
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -192,7 +192,7 @@ class Recorder(TrialObserver):
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.steps == 0:
-            self._record(optimizer, "")
+            self._record(optimizer)
             if self._nudge is not None:  # parameters of no model, which no call has moved
                 self._nudge.move(tensor for group in optimizer.param_groups for tensor in group["params"])
         if not self.own_rows and not self.over:  # ranks of a script's own may scale theirs
@@ -202,8 +202,7 @@ class Recorder(TrialObserver):
         if not self.over:
             self.steps += 1
             self._batches.step = self.steps + 1
-            number = self._names.number(optimizer)
-            self._record(optimizer, f"optimizer {number} ({type(optimizer).__name__}) at {user_line()}")
+            self._record(optimizer)
             self._losses.clear()
         if self.steps >= self.wanted:
             self.enough()
@@ -216,20 +215,16 @@ class Recorder(TrialObserver):
             for name, tensor, _ in self._names.tensors()
             if id(tensor) in updated and tensor.grad is not None
         )
-        if self._writer is None:
-            for _ in gradients:  # gathering a DTensor needs every rank
-                pass
-        else:
+        if self._writer is not None:
             self._writer.write_gradients(gradients)
+        deque(gradients, maxlen=0)  # gathering a DTensor needs every rank
 
-    def _record(self, optimizer: Optimizer, by: str) -> None:
+    def _record(self, optimizer: Optimizer) -> None:
         self._names.number(optimizer)
         tensors = ((name, _full_tensor(tensor), kind) for name, tensor, kind in self._names.tensors())
-        if self._writer is None:
-            for _ in tensors:  # gathering a DTensor needs every rank
-                pass
-        else:
-            self._writer.write(self.steps, by, [float(loss) for loss in self._losses], tensors)
+        if self._writer is not None:
+            self._writer.write(self.steps, [float(loss) for loss in self._losses], tensors)
+        deque(tensors, maxlen=0)  # gathering a DTensor needs every rank
 
     def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -262,7 +257,7 @@ class BatchRecorder:
         self.step = 1
 
     def install(self) -> None:
-        watch_loaders(lambda loader, batch: self._write("loader", batch, self._own_rows))
+        watch_loaders(lambda loader, batch: self._write("loader", batch))
         replace_function(nn.Module, "__call__", self._make_call)
 
     def close(self) -> None:
@@ -274,14 +269,14 @@ class BatchRecorder:
                 return original(module, *args, **kwargs)
             self._inside = True
             try:
-                self._write("model", (args, kwargs), self._own_rows)
+                self._write("model", (args, kwargs))
                 return original(module, *args, **kwargs)
             finally:
                 self._inside = False
 
         return __call__
 
-    def _write(self, source: str, batch: Any, own_rows: bool) -> None:
+    def _write(self, source: str, batch: Any) -> None:
         self._has_loader = self._has_loader or source == "loader"
         leaves, values = [], hashlib.blake2b(digest_size=8)
         for path, leaf in tree_flatten_with_path(batch)[0]:
@@ -289,7 +284,7 @@ class BatchRecorder:
                 leaf = torch.from_numpy(np.ascontiguousarray(leaf)) if leaf.dtype.kind in "biufc" else leaf.tobytes()
             if isinstance(leaf, Tensor):
                 if source == "loader" or not leaf.requires_grad:  # a tensor computed by the model is not data
-                    leaves.append({"at": keystr(path), **_rows(leaf, own_rows)})
+                    leaves.append({"at": keystr(path), **_rows(leaf, self._own_rows)})
             else:
                 known = leaf if isinstance(leaf, _VALUES) else type(leaf).__name__
                 values.update(f"{keystr(path)} {known!r}\n".encode())

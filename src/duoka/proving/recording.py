@@ -53,11 +53,10 @@ class TensorEntry:
 class StepState:
     """The state after one step; step 0 is the state before the first.
 
-    by: the optimizer and line that made the step. losses: of the backward passes since the step before.
+    losses: of the backward passes since the step before.
     """
 
     step: int
-    by: str
     losses: tuple[float, ...]
     tensors: dict[str, TensorEntry]
 
@@ -78,9 +77,7 @@ class RecordingWriter:
         named = ((f"gradient of {name}", gradient) for name, gradient in gradients)
         self._gradients = {name: self._entry(name, gradient, "gradient") for name, gradient in named}
 
-    def write(
-        self, step: int, by: str, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, TensorKind]]
-    ) -> None:
+    def write(self, step: int, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, TensorKind]]) -> None:
         """Write a state.
 
         Raises:
@@ -90,7 +87,7 @@ class RecordingWriter:
         self._gradients = {}
         self._data.flush()
         self._last.update(entries)
-        line = {"step": step, "by": by, "losses": list(losses), "tensors": list(map(astuple, entries.values()))}
+        line = {"step": step, "losses": list(losses), "tensors": list(map(astuple, entries.values()))}
         self._index.write(json.dumps(line) + "\n")
         self._index.flush()
         if step == 0:
@@ -178,4 +175,4 @@ def batches_file(rank: int) -> str:
 
 def _state(line: dict[str, Any]) -> StepState:
     entries = [replace(TensorEntry(*values), shape=tuple(values[3])) for values in line["tensors"]]
-    return StepState(line["step"], line["by"], tuple(line["losses"]), {entry.name: entry for entry in entries})
+    return StepState(line["step"], tuple(line["losses"]), {entry.name: entry for entry in entries})

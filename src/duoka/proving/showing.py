@@ -26,7 +26,7 @@ def as_text(proof: Proof, verbosity: str) -> str:
     parts = [render_table(_table(proof))]
     if verbosity == "verbose":
         parts += [render_table(_steps(proof, outcome)) for outcome in proof.outcomes]
-    parts += [line for outcome in proof.outcomes for line in sentences(proof, outcome)]
+    parts += [line for outcome in proof.outcomes for line in sentences(outcome)]
     if proof.bound is not None:
         amplified = proof.bound.amplified
         parts += [_rounding(proof), *([f"note: {amplification(amplified)}"] if amplified is not None else [])]
@@ -91,7 +91,7 @@ def _steps(proof: Proof, outcome: Outcome) -> Table:
     return table
 
 
-def sentences(proof: Proof, outcome: Outcome) -> list[str]:
+def sentences(outcome: Outcome) -> list[str]:
     """Return the verdict about a run, the first difference and its causes."""
     judged, name = outcome.judged, outcome.run.name
     if judged.verdict == "different":
@@ -204,7 +204,7 @@ def page(proof: Proof, target: str) -> str:
     """Return the page: the verdict, for each run its differences and losses by step, and the table."""
     body = [
         head(f"{target}: {as_verdict(proof)}", [title(proof)]),
-        listed("What stands out", (line.strip() for outcome in proof.outcomes for line in sentences(proof, outcome))),
+        listed("What stands out", (line.strip() for outcome in proof.outcomes for line in sentences(outcome))),
         *(chart for outcome in proof.outcomes for chart in _charts(proof, outcome)),
         table("Each run", columns(), [cells(outcome) for outcome in proof.outcomes]),
     ]

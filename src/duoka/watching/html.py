@@ -149,7 +149,7 @@ def line_chart(title: str, axis: Axis, lines: Sequence[Line], marks: Sequence[Ma
     return _figure(title, note, axis, paths, [(line.name, line.style) for line in lines], marks)
 
 
-def area_chart(title: str, axis: Axis, layers: Sequence[Line], marks: Sequence[Mark] = (), note: str = "") -> str:
+def area_chart(title: str, axis: Axis, layers: Sequence[Line], marks: Sequence[Mark] = ()) -> str:
     """Return a figure with areas on top of each other; layers: from below, each with its own values."""
     below: Segments = [[Point(point.time, 0.0) for point in points] for points in layers[0].segments]
     paths = []
@@ -160,7 +160,7 @@ def area_chart(title: str, axis: Axis, layers: Sequence[Line], marks: Sequence[M
         ]
         paths.append(f'<path class="area {escape(layer.style)}" d="{area_path(axis, below, above)}"/>')
         below = above
-    return _figure(title, note, axis, "".join(paths), [(layer.name, layer.style) for layer in layers], marks)
+    return _figure(title, "", axis, "".join(paths), [(layer.name, layer.style) for layer in layers], marks)
 
 
 def _figure(
