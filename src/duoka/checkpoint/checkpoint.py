@@ -174,7 +174,7 @@ class Checkpoint:
             mine = [failure is not None, *flags, self._steps_to_next_check()]
             every = self._ranks.all_gather(torch.tensor(mine, dtype=torch.int64))
             failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
-            self._next_check = self.step_number + int(every[0, -1])
+            self._next_check = self.step_number + int(every[0, -1])  # rank 0's, as the ranks' clocks differ
             if failed:
                 source = int(every[:, 0].nonzero().max())  # not rank 0 if another rank failed, too
                 message = self._ranks.broadcast_object(failure and str(failure), source)

@@ -343,7 +343,7 @@ class Digest:
         return self._digest.hexdigest()
 
 
-# The marks of ranks other than 0.
+# The marks of ranks other than 0: files, as a thread must not call collectives while the training loop does.
 
 
 def _mark(draft: Path, rank: int) -> Path:

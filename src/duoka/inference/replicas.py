@@ -158,7 +158,7 @@ def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn
     Raises:
         AskedError: the model cannot be copied.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {}  # what deepcopy takes instead of copying: no device holds two models meanwhile
     for parameter in model.parameters():
         if parameter.device != device:
             memo[id(parameter)] = nn.Parameter(parameter.detach().to(device), requires_grad=False)

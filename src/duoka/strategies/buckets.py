@@ -213,7 +213,7 @@ class Bucketed(Strategy):
             yield
             return
         for parameter in [p for p in self._frozen if p.requires_grad]:
-            self.adopt(parameter)
+            self.adopt(parameter)  # thawed since the last pass
         synced = not self._no_sync
         self._pass = self._begin(self._plans.get(site, []) if synced else [])
         try:
@@ -253,7 +253,7 @@ class Bucketed(Strategy):
             now.sparse.add(index)
             return
         again = index in now.ready
-        now.ready.setdefault(index, len(now.ready))
+        now.ready.setdefault(index, len(now.ready))  # again: of another part of the graph, or of an inner pass
         number = now.bucket_of.get(index)
         if number is None or (again and number < len(now.sent_buckets)):
             now.unplanned.add(index)

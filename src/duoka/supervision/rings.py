@@ -49,7 +49,7 @@ class Ring:
         start += ENTRY_HEAD
         self._bytes[start : start + length] = content
         numbers[word + 1] = length
-        numbers[word] = numbers[0] = number
+        numbers[word] = numbers[0] = number  # last, as readers take the entry for complete when it has its number
 
     def since(self, number: int) -> Iterator[tuple[int, bytes]]:
         """Yield the number and content of the entries after this number; the oldest may be overwritten already."""

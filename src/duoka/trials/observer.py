@@ -112,7 +112,7 @@ class TrialObserver(ABC):
         Raises:
             StepLimitReached: on the first call; a script that catches it exits at its next step.
         """
-        if self.over:
+        if self.over:  # the script has caught the exception
             os._exit(0)
         self.end("enough")
         raise StepLimitReached
