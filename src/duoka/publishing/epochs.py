@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -83,7 +82,7 @@ def _epoch_loop(loop: ast.For | ast.While, frame: FrameType) -> EpochLoop | None
     if numbers is None or not isinstance(value, int) or value not in numbers or _sets_loop_variables(loop):
         return None
     line = f"{Path(frame.f_code.co_filename).name}:{loop.lineno}"
-    return EpochLoop(line, numbers.index(value), len(numbers), any(_ways_out(loop.body)))
+    return EpochLoop(line, numbers.index(value), len(numbers), _may_end_early(loop))
 
 
 def _range(node: ast.expr, names: dict[str, Any]) -> range | None:
@@ -141,18 +140,14 @@ def _sets_loop_variables(loop: ast.For) -> bool:
     return any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used for node in parts)
 
 
-def _ways_out(body: list[Any], is_outermost: bool = True) -> Iterator[bool]:
-    """Yield True for each `return` in the body, and each `break` of the loop itself.
-
-    is_outermost: the body is not that of an inner loop.
-    """
-    for statement in body:
-        if isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and is_outermost):
-            yield True
-        elif isinstance(statement, (ast.For, ast.While, ast.AsyncFor)):
-            yield from _ways_out(statement.body, False)
-            yield from _ways_out(statement.orelse, is_outermost)
-        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            parts = (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))
-            children = [child for part in parts for child in ast.iter_child_nodes(part)]
-            yield from _ways_out([child for child in children if isinstance(child, ast.stmt)], is_outermost)
+def _may_end_early(loop: ast.For) -> bool:
+    """Return whether a loop has a `return`, or a `break` that is not an inner loop's."""
+    waiting: list[tuple[ast.AST, bool]] = [(loop, False)]  # and whether an inner loop is around
+    while waiting:
+        node, within = waiting.pop()
+        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not within):
+            return True
+        within = within or (node is not loop and isinstance(node, (ast.For, ast.While, ast.AsyncFor)))
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting += [(child, within) for child in ast.iter_child_nodes(node)]
+    return False
