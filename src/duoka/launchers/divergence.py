@@ -225,11 +225,6 @@ def _assignment(tree: ast.Module, name: str, line: int) -> ast.stmt | None:
 
 
 def _assigns(node: ast.stmt, name: str) -> bool:
-    targets: list[ast.AST] = []
-    if isinstance(node, ast.Assign):
-        targets += node.targets
-    elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)):
-        targets.append(node.target)
-    elif isinstance(node, ast.With):
-        targets += [item.optional_vars for item in node.items if item.optional_vars is not None]
-    return any(_name(inner) == name for target in targets for inner in ast.walk(target))
+    variables = [getattr(node, "target", None), *getattr(node, "targets", ())]
+    variables += [item.optional_vars for item in getattr(node, "items", ())]
+    return any(_name(inner) == name for variable in filter(None, variables) for inner in ast.walk(variable))

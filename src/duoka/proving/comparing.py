@@ -189,9 +189,8 @@ def compare_data(first: Recording, second: Recording) -> DataGap | None:
     if sources != others:
         return DataGap(1, "batches", f"one run took its batches from a {sources}, the other from a {others}", False)
     for step in range(1, min(first.steps, second.steps) + 1):
-        gap = _data_gap(step, ours.get(step, []), theirs.get(step, []), is_loader=sources == "loader")
-        if gap is not None:
-            return gap
+        for kind, text, is_exact in _differences(ours.get(step, []), theirs.get(step, [])):
+            return DataGap(step, kind, text, is_exact or sources == "loader")
     return None
 
 
@@ -220,42 +219,36 @@ def _leaf(ranks: Sequence[dict[str, Any]]) -> _Leaf:
     return _Leaf(first["at"], first["dtype"], tuple(first["shape"]), digests, first["kind"] != "own", apart)
 
 
-def _data_gap(step: int, ours: list[_Batch], theirs: list[_Batch], is_loader: bool) -> DataGap | None:
+def _differences(ours: list[_Batch], theirs: list[_Batch]) -> Iterator[tuple[Kind, str, bool]]:
+    """Yield how the batches of a step differ, and whether in numbers that are not computed, which are exact."""
     for batch in theirs:
         for leaf in batch.leaves:
             if leaf.apart:
-                what = f"the ranks were not given the same {_name(leaf)} at {batch.line}"
-                return DataGap(step, "ranks", what, is_loader)
+                yield "ranks", f"the ranks were not given the same {_name(leaf)} at {batch.line}", False
     if len(ours) != len(theirs):
-        return DataGap(step, "batches", f"{len(ours)} and {len(theirs)} batches", is_loader)
-    for batch, other in zip(ours, theirs, strict=True):
+        yield "batches", f"{len(ours)} and {len(theirs)} batches", False
+    for batch, other in zip(ours, theirs, strict=False):
         if len(batch.leaves) != len(other.leaves):
-            counts = f"{len(batch.leaves)} and {len(other.leaves)} tensors in a batch"
-            return DataGap(step, "batches", counts, is_loader)
-        for leaf, its in zip(batch.leaves, other.leaves, strict=True):
-            difference = _leaf_gap(leaf, its)
-            if difference is not None:
-                is_exact = not leaf.dtype.startswith(("torch.float", "torch.bfloat", "torch.complex"))
-                return DataGap(step, difference[0], f"{difference[1]} at {batch.line}", is_loader or is_exact)
+            yield "batches", f"{len(batch.leaves)} and {len(other.leaves)} tensors in a batch", False
+        for leaf, other_leaf in zip(batch.leaves, other.leaves, strict=False):
+            is_exact = not leaf.dtype.startswith(("torch.float", "torch.bfloat", "torch.complex"))
+            for kind, text in _leaf_differences(leaf, other_leaf):
+                yield kind, f"{text} at {batch.line}", is_exact
         if batch.values != other.values:
-            return DataGap(step, "values", f"what is no tensor in a batch at {batch.line}", is_loader)
-    return None
+            yield "values", f"what is no tensor in a batch at {batch.line}", False
 
 
-def _leaf_gap(leaf: _Leaf, other: _Leaf) -> tuple[Kind, str] | None:
-    if (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
-        return "rows", f"rows of {list(leaf.shape)} {leaf.dtype} and {list(other.shape)} {other.dtype}"
-    if len(leaf.rows) != len(other.rows):
-        return "rows", f"{len(leaf.rows)} and {len(other.rows)} rows in {_name(leaf)}"
-    if leaf.rows == other.rows:
-        return None
+def _leaf_differences(leaf: _Leaf, other: _Leaf) -> Iterator[tuple[Kind, str]]:
     extra = sum((Counter(leaf.rows) - Counter(other.rows)).values())
-    if extra == 0 and leaf.ordered and other.ordered:
-        return "order", f"the same rows of {_name(leaf)} in another order"
-    if extra == 0:
-        return None
-    at = next(row for row, (a, b) in enumerate(zip(leaf.rows, other.rows, strict=True)) if a != b)
-    return "samples", f"{extra:,} of {len(leaf.rows):,} rows of {_name(leaf)} are others, the first in row {at}"
+    if (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
+        yield "rows", f"rows of {list(leaf.shape)} {leaf.dtype} and {list(other.shape)} {other.dtype}"
+    elif len(leaf.rows) != len(other.rows):
+        yield "rows", f"{len(leaf.rows)} and {len(other.rows)} rows in {_name(leaf)}"
+    elif extra:
+        at = next(row for row, (a, b) in enumerate(zip(leaf.rows, other.rows, strict=True)) if a != b)
+        yield "samples", f"{extra:,} of {len(leaf.rows):,} rows of {_name(leaf)} are others, the first in row {at}"
+    elif leaf.rows != other.rows and leaf.ordered and other.ordered:
+        yield "order", f"the same rows of {_name(leaf)} in another order"
 
 
 def _name(leaf: _Leaf) -> str:
