@@ -124,6 +124,12 @@ LAYOUTS = {
         "print(y.tolist(), y.stride())",
         "y.data = -y.mT.mT",
     ),
+    "rows written between sums": on(
+        "(6, 4)",
+        "x[0].fill_(5); print(x.sum().item())",
+        "x[5, 1].fill_(9); print(x.sum().item())",
+        "x[5] += 1; x[2:4].mul_(2); print(x.sum().item())",
+    ),
     "garbage collected on one rank": on(
         "(6, 4)",
         "for bit in range(5):\n"  # numbers of processes that begin together differ in these

@@ -24,6 +24,7 @@ WARM = (
 )
 # A dimension of size 1 may have any stride: torch's kernels differ.
 LAYOUT = "[stride for stride, size in zip({0}.stride(), {0}.shape) if size > 1 and {0}.numel()]"
+READS = ("{0}.sum().item()", "{0}.tolist()", "{0}[0].tolist()", "({0} * 1).tolist()", "torch.equal({0}, {0} + 0)")
 MIXED = (
     *("{} + {}", "{} * {}", "torch.maximum({}, {})", "torch.where({0} > 0, {0}, {1})", "torch.cat([{}, {}])"),
     *("torch.cat([{}, {}], 1)", "torch.stack([{}, {}])", "torch.stack([{}, {}], 1)", "{0}.expand_as({1})"),
@@ -77,7 +78,8 @@ class Views:
         return (*self.body, *parts)
 
     def _statement(self) -> None:
-        kind = self.draws.pick(["view", "view", "copy", "copy", "write", "write", "either", "either", "warm", "mix"])
+        kinds = ["view", "view", "copy", "copy", "write", "write", "either", "either", "warm", "mix"]
+        kind = self.draws.pick([*kinds, "write_through", "write_through", "read", "read", "drop"])
         getattr(self, f"_{kind}")()
 
     def _tensor(self) -> str:
@@ -150,9 +152,29 @@ class Views:
         name = self._tensor()
         self.body.append(f"for _ in range(3): {self.draws.pick(WARM).format(name)}")
 
+    def _read(self) -> None:
+        """Print a tensor's values before other statements write to it."""
+        self.body.append(f"print({self.draws.pick(READS).format(self._tensor())})")
+
+    def _drop(self) -> None:
+        """Forget a tensor, so that nothing but others of its memory holds that."""
+        if len(self.tensors) > 1:
+            name = self.draws.pick(self.tensors[1:])
+            self.tensors.remove(name)
+            del self.space[name]
+            self.body.append(f"del {name}")
+
+    def _write_through(self) -> None:
+        """Write through a view without a name, which nothing holds afterwards."""
+        view, value = self._drawn(VIEWS, self._tensor())
+        if isinstance(value, Tensor):
+            self._write_to(view, value)
+
     def _write(self) -> None:
         name = self._tensor()
-        tensor = self.space[name]
+        self._write_to(name, self.space[name])
+
+    def _write_to(self, name: str, tensor: Tensor) -> None:
         kept = {one: self.space[one].clone() for one in self.tensors}
         for _ in range(6):
             make = self.draws.pick(WRITES)
@@ -164,6 +186,8 @@ class Views:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     exec(statement, self.space)
+            except SyntaxError:  # an assignment to a call
+                continue
             except Exception:
                 if not self.draws.chance(15):
                     continue

@@ -137,11 +137,14 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     if len(here) > 1 or (alias is not None and alias.whole is not cached.whole):
         return False
     if alias is not None and not (rows.requires_grad or cached.whole.requires_grad):
-        return alias.versions[0] == aliased.version(rows)  # the copy may have been written to since
-    if cached.of(rows, aliased) is None:
+        if alias.versions[0] != aliased.version(rows):  # the copy may have been written to since
+            return False
+    elif cached.of(rows, aliased) is None:
         return False
     if alias is None:
         add_alias(batch, cached.whole, holders(cached.whole), cached.whole)
+    else:
+        alias.active = True  # the script gets it again
     return True
 
 
