@@ -130,6 +130,9 @@ LAYOUTS = {
         "x[5, 1].fill_(9); print(x.sum().item())",
         "x[5] += 1; x[2:4].mul_(2); print(x.sum().item())",
     ),
+    "lists of batches and other tensors": on(
+        "(6, 4)", "a = x[x > 0]", "torch._foreach_add_([x, a, x], 1)", "print(a.tolist())"
+    ),
     "garbage collected on one rank": on(
         "(6, 4)",
         "for bit in range(5):\n"  # numbers of processes that begin together differ in these

@@ -29,17 +29,20 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return NotImplemented
     if any(isinstance(value, BatchTensor) for value in (*args, *kwargs.values())):
         return NotImplemented
+    writes = func.__name__.endswith("_")
+    several = batches_in(args)[0]._spec.view.shares.several
     local: list[list[Any]] = [list(args[index]) for index in listed]
     specs: list[Any] = []
     for at in range(len(first)):
         operands = [values[at] for values in local]
-        if not batches_in(operands):
+        has_rows = bool(batches_in(operands))
+        if writes and not isinstance(first[at], BatchTensor) and (has_rows or several):  # each share would write to it
+            return NotImplemented
+        if not has_rows:
             specs.append(None)
             continue
         common = align(operands)
         specs.append(common[0])
-        if func.__name__.endswith("_") and not isinstance(first[at], BatchTensor):
-            return NotImplemented
         for values in local:
             values[at] = localise(values[at], *common)
     local_args = list(args)
@@ -48,7 +51,7 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     out = func(*local_args, **kwargs)
     if out is None:
         return None
-    if func.__name__.endswith("_"):
+    if writes:
         return first
     return tuple(value if spec is None else BatchTensor(value, spec) for value, spec in zip(out, specs, strict=True))
 
