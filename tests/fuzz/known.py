@@ -368,6 +368,15 @@ OTHERS = {
         "a, b = x[:, :0], x[1:1]",
         "print(a.data_ptr(), b.data_ptr(), x[1:].data_ptr() - x.data_ptr(), x[:, 1].data_ptr() - x.data_ptr())",
     ),
+    "a plain tensor written by a submodule in inference mode": on(
+        "(5, 5)",
+        "with torch.inference_mode(): print(net(x).tolist())",
+        header=(
+            "torch.manual_seed(0); data = torch.arange(45).view(9, 5) % 9",
+            "net = nn.Sequential(nn.EmbeddingBag(9, 4, mode='sum'), nn.ReLU(inplace=True), nn.Linear(4, 3))",
+        ),
+    ),
+    "a hook on what needs no gradient": on("(5, 2)", "x[:1].sum(0).register_hook(print)", "x[0].register_hook(print)"),
     "a write through data to what autograd has saved": on(
         "(6, 3)",
         "for function in (lambda h: torch.cdist(h, h), lambda h: h @ h.t(), lambda h: h.cumprod(0)):\n"

@@ -177,7 +177,7 @@ class Exact(Bucketed):
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the whole gradient: of a leaf, it is called when the pass is over."""
-        if not leaf.is_leaf:
+        if not leaf.is_leaf or not leaf.requires_grad:  # torch refuses the latter
             return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         handle = RemovableHandle(hooks)
