@@ -376,7 +376,9 @@ OTHERS = {
             "net = nn.Sequential(nn.EmbeddingBag(9, 4, mode='sum'), nn.ReLU(inplace=True), nn.Linear(4, 3))",
         ),
     ),
-    "a hook on what needs no gradient": on("(5, 2)", "x[:1].sum(0).register_hook(print)", "x[0].register_hook(print)"),
+    "a hook on what needs no gradient": on(
+        "(5, 2)", "x[:1].sum(0).register_hook(print)", "x[0].register_hook(print)"
+    ),
     "a write through data to what autograd has saved": on(
         "(6, 3)",
         "for function in (lambda h: torch.cdist(h, h), lambda h: h @ h.t(), lambda h: h.cumprod(0)):\n"

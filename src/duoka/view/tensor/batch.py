@@ -372,11 +372,12 @@ _WRITING = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OP
 
 
 def may_write(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a torch function may write to its arguments, judged by its name."""
+    """Return True if a torch function may write to its arguments, judged by its name, `out` and `inplace`."""
     name: str = getattr(func, "__name__", "")
     if func == _SET_GRADIENT:
         return False
-    return name in _WRITING or (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
+    writes = name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+    return writes or kwargs.get("out") is not None or bool(kwargs.get("inplace"))
 
 
 def has_sparse(tree: Any) -> bool:
