@@ -130,6 +130,9 @@ LAYOUTS = {
         "x[5, 1].fill_(9); print(x.sum().item())",
         "x[5] += 1; x[2:4].mul_(2); print(x.sum().item())",
     ),
+    "memory of a view of doubled rows": on(
+        "(6, 4)", "a = torch.cat([x, x])", "a.chunk(2, 1)[0].untyped_storage().fill_(0)", "print(a.tolist())"
+    ),
     "lists of batches and other tensors": on(
         "(6, 4)", "a = x[x > 0]", "torch._foreach_add_([x, a, x], 1)", "print(a.tolist())"
     ),

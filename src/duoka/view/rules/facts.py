@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from duoka.errors import Refused
 from duoka.hardware.vendors import TYPES
 from duoka.private.torch import AsPlainTensors, memory_of
+from duoka.system.user_code import user_line
 from duoka.view.aliased import same_memory
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
@@ -161,9 +163,13 @@ def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batch, spec, rows = args[0], args[0]._spec, args[0]._local.detach()
     if spec.view.of_parameters:
         return func(rows)
-    sample, count = batch._meta.strides[spec.dim] * spec.inner, spec.partition.rows
-    if spec.outer == 1 and rows.untyped_storage().nbytes() == count * sample * rows.itemsize:
-        batch = BatchTensor(rows.as_strided((count, sample), (sample, 1), 0), Spec(spec.view, spec.partition))
+    sample, count = batch._meta.strides[spec.dim] * spec.inner, spec.outer * spec.partition.rows
+    size = rows.untyped_storage().nbytes()
+    if size == count * sample * rows.itemsize:
+        memory = rows.as_strided((count, sample), (sample, 1), 0)
+        batch = BatchTensor(memory, Spec(spec.view, spec.partition, outer=spec.outer))
+    elif size != rows.numel() * rows.itemsize:
+        raise Refused(f"{user_line()}: duoka does not know in which order this view's memory has the rows of a batch")
     return compute_whole(func, (batch,), kwargs)
 
 

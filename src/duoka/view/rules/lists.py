@@ -36,8 +36,8 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for at in range(len(first)):
         operands = [values[at] for values in local]
         has_rows = bool(batches_in(operands))
-        if writes and not isinstance(first[at], BatchTensor) and (has_rows or several):  # each share would write to it
-            return NotImplemented
+        if writes and not isinstance(first[at], BatchTensor) and (has_rows or several):
+            return NotImplemented  # each share would write to it
         if not has_rows:
             specs.append(None)
             continue
