@@ -27,11 +27,10 @@ from duoka.publishing.publisher import (
 )
 from duoka.supervision.rings import ScriptOutput
 from duoka.system.messages import Lines
-from tests.flows.flow import Flow
 from tests.publishing.made import publisher
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, warnings
 from duoka.publishing.publisher import publish
 from duoka.supervision.status_board import StatusBoard
 
@@ -66,39 +65,28 @@ class Stream(IterableDataset):
     def __len__(self): return 3
 for x in DataLoader(Stream(), batch_size=None):
     seen.append(board.batches(0))
+
+before = board.counters(0)[0]
+warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot trace
+torch.compile(lambda: optimizer.step(), backend="eager")()
+seen.append(board.counters(0)[0] - before)
 print("hooks", model.register_forward_hook(print).id)
 print(json.dumps([seen, board.script_output.loops(), [line.text for _, line in board.script_output.printed(0)]]))
 """
 
 
-def test_steps_batches_and_epochs() -> None:
+def test_steps_also_compiled_ones_batches_and_epochs() -> None:
     done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     seen, _, lines = json.loads(done.stdout.splitlines()[-1])
-    (steps, waited, loaded, samples, rows, seconds_of_row, *position), second, *stream = seen
+    (steps, waited, loaded, samples, rows, seconds_of_row, *position), second, *stream, compiled = seen
     assert (steps, waited, samples, rows, seconds_of_row) == (3, 0, 24, 0, 0)
     assert loaded > 0
     assert position == [3, 3, 3, 3]
     assert (second[0], second[3]) == (6, 48)
     assert stream == [[number, 0, 3, 3] for number in (1, 2, 3)]  # nobody vouches for the length of a stream
+    assert compiled == 1
     assert lines[-1] == "hooks 0"
-
-
-def test_the_compiler_traces_steps_that_are_counted(flow: Flow) -> None:
-    source = """
-        import warnings
-        import torch
-        from duoka.publishing.publisher import publish
-        from duoka.supervision.status_board import StatusBoard
-
-        board = StatusBoard.create(1)
-        publish(board, 0, shows_script=True)
-        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-        warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot trace
-        torch.compile(lambda: optimizer.step(), backend="eager")()
-        print(board.counters(0)[0])
-        """
-    assert flow.python([flow.write("script.py", source)]).ok().stdout == "1\n"
 
 
 def printed(output: ScriptOutput) -> list[tuple[str, bool]]:

@@ -355,6 +355,7 @@ def _reach_host(
             to_answer = min(left, TO_SEND)
             connection = Connection(socket.create_connection(_address_of_host(machines, to_answer), to_answer))
             try:
+                connection.socket.settimeout(to_answer)  # where nobody accepts, too, no wait outlasts the deadline
                 hellos = _introduce(connection, machines, key, hello, deadline, report_wait)
                 return Channel(machines.number, {0: connection}), hellos
             except BaseException:
