@@ -47,6 +47,10 @@ BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # a file of weights does not 
 DEEPEST = 64  # levels of nested dicts and lists
 MOST = 300_000  # dicts and lists in all
 SMALL = 1 << 28  # bytes of a tensor that may be larger than its file, such as an expanded number
+HINT = (
+    '; if its tensors are wanted all the same, objects="inert" (--objects inert) reads them with stand-ins for '
+    "these, which run nothing either"
+)
 ZIP = b"PK\x03\x04"
 
 
@@ -75,8 +79,11 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
 
     unknown = sorted(named - set(allowed_in_pickles()))
     inert = [name for name in unknown if objects == "inert" or name in INERT or name.startswith(INERT_PACKAGES)]
-    _refuse_calls(path, [name for name in unknown if name not in inert])
-    _refuse_calls(path, [name for name in unknown if name.split(".")[0] in BLOCKED], in_any_case=True)
+    blocked = [name for name in unknown if name.split(".")[0] in BLOCKED]
+    if calls := [name for name in unknown if name not in inert or name in blocked]:
+        listed = ", ".join(f"`{name}`" for name in calls[:8]) + (", …" if len(calls) > 8 else "")
+        text = f"{path} is refused: reading it would call {listed}, and no code of it has been run"
+        raise UnsafePickle(text if blocked else text + HINT)
     if protocol > 2:
         raise WeightsError(f"{path} was saved with pickle protocol {protocol}; torch reads safely only protocol 2")
     devices: set[str] = set()
@@ -103,20 +110,6 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
         notes.append(f"read as inert stand-ins: {', '.join(unknown)}")
     check = (lambda: _check_sums(path)) if is_zip else (lambda: None)
     return FileContents(path, "torch.save" if is_zip else "torch.save, before 1.6", plain, {}, tuple(notes), check)
-
-
-def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> None:
-    if not calls:
-        return
-    listed = ", ".join(f"`{name}`" for name in calls[:8]) + (", …" if len(calls) > 8 else "")
-    hint = (
-        '; if its tensors are wanted all the same, objects="inert" (--objects inert) reads them with stand-ins for '
-        "these, which run nothing either"
-    )
-    blocked = in_any_case or any(name.split(".")[0] in BLOCKED for name in calls)
-    raise UnsafePickle(
-        f"{path} is refused: reading it would call {listed}, and no code of it has been run{'' if blocked else hint}"
-    )
 
 
 # The names in a file's pickles, found without loading it.
