@@ -113,22 +113,22 @@ def test_a_step_adds_no_wait_of_the_host(flow: Flow, model: str, clip: bool) -> 
 BLOCKS = 4  # of GPT: the embeddings and the head, and each of its list
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_a_step_with_sharded_parameters(flow: Flow, offload: bool) -> None:
+def test_a_step_with_sharded_parameters(flow: Flow) -> None:
     script = HEAD + GPT + LOOP.format(clip="").replace("lr=1e-3", "lr=1e-3, fused=True")
-    words = ["--strategy", "fsdp", *["--cpu-offload"] * offload]
-    alone, shared = counted(flow, "python", script), counted(flow, "duoka", script, *words)
-    steps = TO - FROM
-    # In the forward pass each, and the first again for the head; in the backward pass those that were released.
-    assert shared["nccl.all_gather"] <= (BLOCKS + 1 + BLOCKS - 2) * steps
-    sent = (BLOCKS + 1) * steps  # gradients of the first block leave in two parts
-    assert shared["nccl.reduce_scatter"] == sent
-    assert shared["nccl.all_reduce"] == steps  # the loss
-    if offload:  # a copy of each block that is gathered, and of its gradients, for which the host waits
-        assert shared.pop("sync.event") == sent
-        assert shared["copy.beside"] == shared["nccl.all_gather"] + sent
-    assert waits(shared) == waits(alone)
-    assert shared["copy.to_card.unpinned"] == 0
+    alone, steps = counted(flow, "python", script), TO - FROM
+    for offload in (False, True):
+        words = ["--strategy", "fsdp", *["--cpu-offload"] * offload]
+        shared = counted(flow, "duoka", script, *words)
+        # In the forward pass each, and the first again for the head; in the backward pass those that were released.
+        assert shared["nccl.all_gather"] <= (BLOCKS + 1 + BLOCKS - 2) * steps, words
+        sent = (BLOCKS + 1) * steps  # gradients of the first block leave in two parts
+        assert shared["nccl.reduce_scatter"] == sent, words
+        assert shared["nccl.all_reduce"] == steps, words  # the loss
+        if offload:  # a copy of each block that is gathered, and of its gradients, for which the host waits
+            assert shared.pop("sync.event") == sent
+            assert shared["copy.beside"] == shared["nccl.all_gather"] + sent
+        assert waits(shared) == waits(alone), words
+        assert shared["copy.to_card.unpinned"] == 0, words
 
 
 BY_HAND = {
@@ -141,9 +141,11 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("how", BY_HAND)
-def test_norms_of_sharded_gradients_are_exchanged_together(flow: Flow, how: str) -> None:
-    scripts = [HEAD + GPT + LOOP.format(clip=clip) for clip in ("", BY_HAND[how])]
-    without, clipped = (counted(flow, "duoka", script, "--strategy", "fsdp") for script in scripts)
-    assert collectives(clipped) == collectives(without) + TO - FROM
-    assert waits(clipped) == waits(counted(flow, "python", scripts[1]))
+def test_norms_of_sharded_gradients_are_exchanged_together(flow: Flow) -> None:
+    plain = HEAD + GPT + LOOP
+    without = collectives(counted(flow, "duoka", plain.format(clip=""), "--strategy", "fsdp"))
+    for how, clip in BY_HAND.items():
+        alone = counted(flow, "python", plain.format(clip=clip))
+        clipped = counted(flow, "duoka", plain.format(clip=clip), "--strategy", "fsdp")
+        assert collectives(clipped) == without + TO - FROM, how
+        assert waits(clipped) == waits(alone), how

@@ -105,7 +105,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 """
 
-EITHER = (
+EITHER_WITHOUT_LOADER = (
     """
 import os
 
@@ -114,5 +114,5 @@ if "RANK" in os.environ:
 
     dist.init_process_group("gloo")
 """
-    + QUICK
+    + NO_LOADER
 )

@@ -128,25 +128,18 @@ def test_numbers_on_another_device() -> None:
     assert found[0] == pytest.approx(numbers(None, "cpu"), rel=1e-4, abs=1e-4)
 
 
-@needs_other_device
-def test_parts_stay_on_the_host() -> None:
-    def work(run: duoka.Run) -> Any:
-        _, model, optimizer, _ = trained(run, "other")
-        rows = {tensor.device.type for tensor in held(model, optimizer)}
-        whole = {block.blocks.view.computes_on.type for block in {p._block for p in sharded(model)}}
-        return rows, whole, next(model.parameters()).device.type, len(held(model, optimizer))
-
-    assert on_other_device(2, work) == [({"cpu"}, {"other"}, "other", 4 * 14)] * 2
-
-
 def sharded(model: nn.Module) -> list[Any]:
     return [parameter for parameter in model.parameters() if hasattr(parameter, "_block")]
 
 
 @needs_other_device
-def test_checkpoints_and_models_without_values(tmp_path: Path) -> None:
+def test_parts_stay_on_the_host_and_are_restored_into_models_without_values(tmp_path: Path) -> None:
     def save(run: duoka.Run) -> Any:
         _, model, optimizer, _ = trained(run, "other")
+        rows = held(model, optimizer)
+        computing = {block.blocks.view.computes_on.type for block in {p._block for p in sharded(model)}}
+        devices = {tensor.device.type for tensor in rows}, computing, next(model.parameters()).device.type
+        assert (*devices, len(rows)) == ({"cpu"}, {"other"}, "other", 4 * 14)
         saved = run.checkpoint(tmp_path, model=model, optimizer=optimizer)
         saved.save()
         saved.wait()
