@@ -20,7 +20,7 @@ def install(session: Session) -> None:
 
     def make(original: Callable[..., str]) -> Callable[..., str]:
         def __repr__(self: Tensor, **how: Any) -> str:
-            name = backward_name(self)
+            name = backward_name(self, session.view)
             text = original(self.full_tensor() if isinstance(self, BatchTensor) else self, **how)
             return text if name is None else _SHOWN.sub(f"grad_fn=<{name}>", text)
 

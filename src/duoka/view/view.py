@@ -70,7 +70,6 @@ class View:
         metas: (spec, shape, type, strides) -> the Meta of such a batch.
         programs, calls: key -> the program recorded from its rule (`dispatch/replay.py`), and its calls without one.
         outcomes: key -> what the call returns on one device (`tensor/outcome.py`).
-        backward_names: kinds of arguments -> the name of torch's backward function.
         refusal: the first Refused that was raised in the script, which may have caught it.
         weights: of each rank's share of a batch (`Partition`); empty: the shares are even.
         leaf_hooks: leaf -> the script's hooks on it, if the strategy calls them itself.
@@ -110,7 +109,6 @@ class View:
         self.programs = Recent(KEPT)
         self.calls = Recent(KEPT)
         self.outcomes = Recent(KEPT)
-        self.backward_names: dict[Any, str] = {}
         self.refusal: Refused | None = None
         self.weights: tuple[float, ...] = ()
         self.largest = 0

@@ -25,7 +25,7 @@ from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
 from duoka.view.row_independent import OPERATORS, names_of_operator
-from duoka.view.rules.lookup import NotByRows, dtype_of, ndim_of
+from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
 from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
@@ -41,7 +41,7 @@ from duoka.view.tensor.batch import (
     whole_batch_error,
     whole_like,
 )
-from duoka.view.tensor.outcome import RAISES, Outcome, conform, name_backward, outcome_of
+from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of
 from duoka.view.view import View
 
 Function = Callable[..., Any]
@@ -295,25 +295,14 @@ def _with_backward_name(
     out: Tensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, recorder: Any
 ) -> Tensor:
     """Note the name of a result's backward function, here and in the program that is being recorded."""
-    kind = func, *kwargs, *map(_kind, args), *map(_kind, kwargs.values())
-    if kind not in view.backward_names:
-        view.backward_names[kind] = name_backward(out, func, args, kwargs)
-    name = view.backward_names[kind]
+    name, names = BackwardName(func, args, kwargs), view.shares.backward_names
 
     def named(out: Tensor) -> Tensor:
-        out.__dict__["backward_name"] = name
+        if out.requires_grad:
+            names[out] = name
         return out
 
     return named(out) if recorder is None else recorder.calling(named, out)
-
-
-def _kind(value: Any) -> Any:
-    """Return the properties of an argument that determine the name of the backward function."""
-    if isinstance(value, Tensor):
-        return dtype_of(value), ndim_of(value)
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_kind, value))
-    return value if isinstance(value, (str, bool)) else type(value)
 
 
 def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View) -> Any:

@@ -23,6 +23,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.collectives.tree_sum import Tree, add_up, start_sum
@@ -56,7 +57,8 @@ class LocalShares:
     processes: collectives between processes. counts: shares of each process. count: local shares. several: True if
     some process has several. exact: True if sums are added in a fixed tree. is_alias: returns True for a leaf that
     replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call. programs,
-    calls: as in `View`, but for calls with batches of several shares, of which each has a program.
+    calls: as in `View`, but for calls with batches of several shares, of which each has a program. backward_names:
+    result of a call -> the name of its `grad_fn` on one device (`tensor/outcome.py`).
     """
 
     count, several, exact = 1, False, False
@@ -68,6 +70,7 @@ class LocalShares:
         self.recorder: RuleRecorder | None = None
         self.programs, self.calls = Recent(KEPT), Recent(KEPT)
         self.draw_cache: DrawCache | None = None
+        self.backward_names: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     @cached_property
     def starts(self) -> list[int]:

@@ -20,6 +20,7 @@ from duoka.view.support.transforms import without_modes
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import Strides, contiguous_strides, local_distance, same_layout
+from duoka.view.view import View
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _WITHOUT = ("device", "generator")  # keywords that tensors without values do not take
@@ -191,24 +192,36 @@ def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
     return argument._rows.as_strided(shape, spec.local_strides(result.strides), start + offset)
 
 
-def name_backward(out: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the name of the `grad_fn` that a call has on one device; `out`: its result here."""
-    try:
-        with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad():
-            args, kwargs = tree_map_only(Tensor, _without_values, (args, kwargs))
-            args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
-            return type(func(*args, **kwargs).grad_fn).__name__
-    except Exception:  # the operator does not support the device "meta"
-        return type(out.grad_fn).__name__
+class BackwardName:
+    """The name of the `grad_fn` that a call has on one device.
+
+    It is found out when a script prints it: the first such call takes ten milliseconds, in which torch loads what
+    computes without values.
+    """
+
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with WithoutTorchFunctions():  # a recorder need not know
+            self._call = func, *tree_map_only(Tensor, _without_values, (args, kwargs))
+
+    def of(self, out: Tensor) -> str:
+        """Return it. out: the result of such a call here."""
+        func, args, kwargs = self._call
+        try:
+            with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad():
+                args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
+                return type(func(*args, **kwargs).grad_fn).__name__
+        except Exception:  # the operator does not support the device "meta"
+            return type(out.grad_fn).__name__
 
 
 def _asking(leaf: Tensor) -> Tensor:
-    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
+    return torch.empty_like(leaf, requires_grad=leaf.is_floating_point())
 
 
-def backward_name(tensor: Tensor) -> str | None:
+def backward_name(tensor: Tensor, view: View) -> str | None:
     """Return the name of the `grad_fn` that a tensor has on one device; None if it is that of the tensor itself."""
     if isinstance(tensor, BatchTensor):
         node = tensor._shares[0]._local.grad_fn
         return None if node is None else type(node).__name__
-    return tensor.__dict__.get("backward_name")
+    name: BackwardName | None = view.shares.backward_names.get(tensor)
+    return None if name is None else name.of(tensor)
