@@ -19,7 +19,7 @@ def prove(flow: Flow, source: str, *words: str, name: str = "train.py", **how: A
     temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
     temporary.mkdir(exist_ok=True)
     result = flow.run(["prove", *words, name], env={"TMPDIR": str(temporary)}, timeout=100, **how)
-    assert list(temporary.glob("duoka-prove*")) == []
+    assert list(temporary.glob("duoka-prove*")) == []  # also of earlier proofs that were killed
     return result
 
 
@@ -42,6 +42,8 @@ def test_a_right_script_is_equal_to_rounding(flow: Flow) -> None:
 
 
 def test_one_device_has_the_bits_of_python(flow: Flow) -> None:
+    temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
+    (temporary / "duoka-prove-4194304").mkdir(parents=True)  # left by a killed proof: no process has so large a number
     code, found = data(flow, scripts.RIGHT, "--devices", "cpu:1", "--threads", "2", "--want", "bits", "--steps", "3")
     assert (code, found["verdict"], found["holds"]) == (0, "bits", True)
     assert found["sides"][0]["data"] is None
@@ -154,12 +156,6 @@ def test_ctrl_c_leaves_nothing_behind(flow: Flow) -> None:
     assert result.returncode == 130, result
     assert "duoka: interrupted" in result.stderr
     assert list(temporary.glob("duoka-prove*")) == []
-
-
-def test_what_a_killed_proof_has_left_is_removed_by_the_next(flow: Flow) -> None:
-    temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
-    (temporary / "duoka-prove-4194304").mkdir(parents=True)  # no process has a number as large
-    assert prove(flow, scripts.LBFGS, "--devices", "cpu:1", "--steps", "1").returncode == 0
 
 
 @pytest.mark.parametrize(
