@@ -43,7 +43,7 @@ def test_a_right_script_is_equal_to_rounding(flow: Flow) -> None:
 
 def test_one_device_has_the_bits_of_python(flow: Flow) -> None:
     temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
-    (temporary / "duoka-prove-4194304").mkdir(parents=True)  # left by a killed proof: no process has so large a number
+    (temporary / "duoka-prove-4194304").mkdir(parents=True)  # of a killed proof: no process has this number
     code, found = data(flow, scripts.RIGHT, "--devices", "cpu:1", "--threads", "2", "--want", "bits", "--steps", "3")
     assert (code, found["verdict"], found["holds"]) == (0, "bits", True)
     assert found["sides"][0]["data"] is None
