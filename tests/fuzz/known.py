@@ -130,6 +130,12 @@ LAYOUTS = {
         "x[5, 1].fill_(9); print(x.sum().item())",
         "x[5] += 1; x[2:4].mul_(2); print(x.sum().item())",
     ),
+    "layout after a mask of other dimensions": on(
+        "(7, 2, 1, 3)",
+        "b = (x + 0).transpose(0, 2)",
+        "d = b[torch.arange(b.shape[0]) % 2 == 0]; e = b[:, torch.tensor([step < 2, True])]",
+        "print(d.stride(), d.is_contiguous(), e.tolist())",
+    ),
     "memory of a view of doubled rows": on(
         "(6, 4)", "a = torch.cat([x, x])", "a.chunk(2, 1)[0].untyped_storage().fill_(0)", "print(a.tolist())"
     ),

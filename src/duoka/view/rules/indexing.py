@@ -174,12 +174,24 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if not isinstance(batch, BatchTensor):
         return _looked_up(batch, index)
     local = _of_rows(batch, index)
+    if local is not None and any(isinstance(item, Tensor) and item.dtype == torch.bool for item in local.items):
+        return _chosen_by_masks(batch, local)
     if local is not None:
         return BatchTensor(batch._local[local.items], batch._spec.at(local.place))
     items = spelled_out(index if isinstance(index, tuple) else (index,), ndim_of(batch))
     if items is not None and items[1:] == [_ALL] * (ndim_of(batch) - 1):
         return blocks_of(tuple(items), batch)
     return NotImplemented
+
+
+def _chosen_by_masks(batch: BatchTensor, local: _Local) -> Any:
+    """Compute `x[:, mask]` by the numbers of what the mask chooses, as its count decides about strides."""
+    numbers: list[Any] = []
+    for item in local.items:
+        numbers += item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype == torch.bool else [item]
+    if (recorder := batch._spec.view.shares.recorder) is not None:
+        recorder.abandon()  # another mask has another count
+    return batch[tuple(numbers)]
 
 
 def _looked_up(table: Tensor, index: Any) -> Any:
