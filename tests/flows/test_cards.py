@@ -395,6 +395,77 @@ def test_offloaded_parameters_are_copied_while_the_card_computes(flow: Flow) -> 
     assert step["copy.to_host"] == 10
 
 
+FILLED = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    w = model[0].weight
+    with torch.no_grad():
+        for fill in (
+            lambda: nn.init.normal_(w, std=0.1),
+            lambda: w.add_(torch.randn_like(w)),
+            lambda: w.copy_(F.dropout(w, 0.5)),
+            lambda: w.copy_(torch.bernoulli(w.sigmoid())),
+            lambda: w.bernoulli_(0.3),
+            lambda: nn.init.orthogonal_(w),
+            lambda: w.data.uniform_(1, 2),
+            lambda: w.copy_(torch.normal(w, 0.1)),
+            lambda: w.copy_(torch.poisson(w)),
+            lambda: nn.init.sparse_(w, 0.3),
+            lambda: w.view_as(torch.ones(8, 6, device="cuda"))[1].fill_(0.5),
+            lambda: nn.init.xavier_uniform_(model[2].weight),
+        ):
+            fill()
+            print([f"{p.abs().sum().item():.4f}" for p in model.parameters()])
+    print(torch.rand(1, device="cuda").item(), torch.rand(1).item())
+"""
+
+
+@pytest.mark.cards_and_npu
+@pytest.mark.parametrize("offload", [[], ["--cpu-offload"]])
+def test_sharded_parameters_are_drawn_by_the_card_s_generator(flow: Flow, offload: list[str]) -> None:
+    script = flow.write("train.py", FILLED)
+    words = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp", *offload]
+    assert flow.run([*words, script]).ok().stdout == flow.python([script]).ok().stdout
+
+
+WRITTEN = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    w = model[0].weight
+    with torch.no_grad():
+        for write in (
+            lambda: w[0].zero_(),
+            lambda: w.data[2].fill_(3),
+            lambda: w.view(-1)[:3].fill_(7),
+            lambda: w.detach()[3].mul_(2),
+            lambda: [row.mul_(1.5) for row in w],
+            lambda: w.T[0].fill_(1),
+            lambda: w[:, 1].copy_(torch.ones(8, device="cuda")),
+            lambda: w.cpu().zero_(),
+            lambda: w.detach().cpu().numpy().fill(0),
+        ):
+            write()
+            print(f"{w.abs().sum().item():.3f}")
+    print(w.detach().cpu().clone().numpy().shape, w.cpu().device, w.device)
+"""
+
+
+@pytest.mark.cards_and_npu
+def test_writes_through_views_of_offloaded_parameters(flow: Flow) -> None:
+    script = flow.write("train.py", WRITTEN)
+    words: list[str | Path] = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp", "--cpu-offload", script]
+    assert flow.run(words).ok().stdout == flow.python([script]).ok().stdout
+
+
 def test_prefetched_batches_of_data_that_the_script_writes(flow: Flow) -> None:
     source = """
         import torch, duoka

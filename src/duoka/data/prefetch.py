@@ -10,7 +10,6 @@ from torch import Tensor
 
 from duoka.hardware.accelerator import has_streams
 from duoka.private.torch import tree_leaves, tree_map_only
-from duoka.view.tensor.batch import BatchTensor
 
 
 def to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
@@ -42,7 +41,6 @@ def _prefetch(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         current(device).wait_event(there)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
-                rows = leaf.to_local() if isinstance(leaf, BatchTensor) else leaf
-                rows.record_stream(current(device))  # keeps its memory until this stream is done
+                leaf.record_stream(current(device))  # keeps the memory of all shares until this stream is done
         coming = copied()
         yield batch

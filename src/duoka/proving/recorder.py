@@ -343,7 +343,7 @@ class Nudge:
             up = torch.from_numpy(self._draw.integers(0, 2, tuple(tensor.shape), dtype=np.int8)).to(tensor.device)
             unit, sign = _unit(tensor), 2 * up - 1
             if unit > FINE:
-                sign *= torch.from_numpy(self._draw.random(tuple(tensor.shape)) < SOME).to(tensor.device)
+                sign *= torch.as_tensor(self._draw.random(tuple(tensor.shape)) < SOME).to(tensor.device)
             wide = tensor.detach().to(torch.float64)
             tensor.data.copy_((wide + sign * unit * wide.abs()).to(tensor.dtype))
 

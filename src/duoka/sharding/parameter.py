@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ class Sharded(BatchTensor):
                 "which is too small to be sharded; do it before the first call of the model"
             )
         spec = Spec(view, view.partition(value.shape[dim]), dim)
-        if isinstance(value, BatchTensor) and value._spec == spec:
+        if isinstance(value, BatchTensor) and replace(value._spec, view=view) == spec:
             rows = value._local.detach()
         else:
             values = (value.full_tensor() if isinstance(value, BatchTensor) else value).detach()

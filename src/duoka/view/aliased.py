@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,7 +132,7 @@ class AliasedCopy:
 
     def is_equal(self) -> bool:
         """Return True if the copy has the values of this rank's rows."""
-        return _equal(self._rows_of_copy(), self.rows)
+        return _equal(self._rows_of_copy().to(self.rows.device), self.rows)
 
     def write_through(self) -> None:
         """Update the rows from the gathered copy, to which the script has written.
@@ -178,17 +179,18 @@ class _Gathered:
     strides: Strides
     spec: Spec
 
-    def copy(self, rows: Tensor) -> AliasedCopy:
-        """Return the copy as one that is held as long as autograd does. rows: any of its memory."""
+    def copy(self, rows: Tensor) -> AliasedCopy | None:
+        """Return the copy as one that is held as long as autograd does, or None if it no longer is.
+
+        rows: any of its memory.
+        """
+        memory = self.memory.storage()
+        if memory is None:
+            return None
         offset, shape, strides = self.form_of_rows
         rows = rows.detach().as_strided(shape, strides, offset)
-        whole = rows.new_empty(0)
-        memory = self.memory.storage()
-        if memory is not None:
-            whole.set_(memory, 0, self.shape, self.strides)
-            return AliasedCopy(rows, self.spec, self.strides, whole, holders=1)
-        whole = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=rows.device)
-        return AliasedCopy(rows, self.spec, self.strides, whole, holders=1, active=False)  # others may have it still
+        whole = rows.new_empty(0, device=memory.device).set_(memory, 0, self.shape, self.strides)
+        return AliasedCopy(rows, self.spec, self.strides, whole, holders=1)
 
 
 class AliasedCopies:
@@ -264,15 +266,18 @@ class AliasedCopies:
             self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(whole), form, whole.shape, strides, spec))
 
     def add_saved(self, rows: Tensor) -> None:
-        """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
+        """Keep copies of the memory of `rows` that autograd has saved: a write through `x.data` reaches them.
 
-        Also those that this rank no longer holds; the ranks agree on that at the write.
+        All ranks call it. One that a rank no longer holds is garbage on the others, too.
         """
         memory = memory_of(rows)
         for gathered in [one for one in self.gathered if one.rows_memory.number == memory]:
             self.gathered.remove(gathered)
             with without_modes(), torch.no_grad():
-                self.copies.append(gathered.copy(rows))
+                copy = gathered.copy(rows)
+            lost = gathered.spec.view.shares.synchronize(partial(_are_lost, gathered.spec), copy)
+            if copy is not None and not lost:
+                self.copies.append(copy)
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
         """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients.
@@ -365,6 +370,11 @@ def _refuse_if_stale(copy: AliasedCopy) -> None:
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
     return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].is_held())] * len(copies)
+
+
+def _are_lost(spec: Spec, copies: list[AliasedCopy | None]) -> list[bool]:
+    """Return for each local share whether a copy is no longer held on some rank. copies: as for `_gather_again`."""
+    return [spec.view.shares.processes.is_true_anywhere(copies[0] is None)] * len(copies)
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:

@@ -6,7 +6,7 @@ With `--strategy exact` a process computes several shares, and each has a `View`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -183,6 +183,13 @@ class View:
     def splits(self, n: int) -> bool:
         """Return True if a batch of n samples is split over ranks; each rank holds a smaller one whole."""
         return 1 < self.ranks.world_size <= n
+
+    @cached_property
+    def on_host(self) -> View:
+        """The view of copies of offloaded parameters that the script has moved to the host."""
+        view = View(self.ranks, self.adopt, self.say)
+        view.of_parameters, view.gradient_norms = True, self.gradient_norms
+        return view
 
     def replicate(self, tensor: Tensor) -> Tensor:
         """Wrap a replicated tensor that is used with rows, so that its gradient is averaged over ranks.

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.cached import index_cached
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail, note_success
-from duoka.view.dispatch.moving import asked_device, reads_beside, staying
+from duoka.view.dispatch.moving import asked_device, on_host, reads_beside, staying
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
@@ -67,14 +67,20 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view
-    gathered = _gather_parameters(func, call, args, kwargs) if view.has_sharded or view.of_parameters else None
+    gathered = _gather_parameters(call, args, kwargs) if view.has_sharded or view.of_parameters else None
     if gathered is not None:
         args, kwargs = gathered
         return dispatch(func, args, kwargs) if batches_in(gathered) else func(*args, **kwargs)
     if view.of_parameters:
         view.written += may_write(func, kwargs)
-        if view.device is not None and asked_device(func, args, kwargs) not in (None, view.device):
-            return dispatch(*staying(func, args, kwargs, view.device))
+        asked = None if view.device is None else asked_device(func, args, kwargs)
+        if view.device is not None and asked not in (None, view.device):
+            func, args, kwargs = staying(func, args, kwargs, view.device)
+            call = DescribedCall(func, args, kwargs)
+        elif asked is not None and view.computes_on not in (None, asked):
+            return on_host(_replay_or_run(func, args, kwargs, call))
+        if view.computes_on is not None and reads_beside(view.computes_on, func, args, kwargs):
+            return compute_whole(func, args, kwargs)
     if view.shares.several and type(first) is not MultiShareBatch:
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:
@@ -105,17 +111,10 @@ def _known(func: Function) -> Function:
     return func if inner is None else inner
 
 
-def _gather_parameters(func: Function, call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments with sharded parameters gathered; None if they need not be.
-
-    They are if they stand beside batches, or, offloaded, beside tensors of the device that computes with them.
-    """
+def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments with sharded parameters gathered where they stand beside batches; else None."""
     if len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
-        view = call.batches[0]._meta.spec.view
-        if view.computes_on is None or not reads_beside(view.computes_on, func, args, kwargs):
-            return None
-        device = view.computes_on
-        return tree_map_only(BatchTensor, lambda batch: batch.full_tensor().to(device), (args, kwargs))
+        return None
     gathered = {
         id(batch): batch.full_tensor().to(batch._meta.spec.view.computes_on or batch.device)
         for batch in call.batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import unwrap
 from typing import Any
 
@@ -39,6 +40,13 @@ def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kw
         return False
     tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     return any(one.dim() > 0 and one.device == device for one in tensors if not isinstance(one, BatchTensor))
+
+
+def on_host(out: Any) -> Any:
+    """Return a copy of offloaded rows that the script moves to the host, where they are already."""
+    if not isinstance(out, BatchTensor):
+        return out
+    return BatchTensor(out._local.clone(), replace(out._spec, view=out._spec.view.on_host), out._meta.strides)
 
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:

@@ -105,7 +105,7 @@ def draw_own_rows(
             return value
         if id(value) not in wholes:
             if by_value:
-                wholes[id(value)] = spec.gather(value)
+                wholes[id(value)] = spec.gather(value).to(draws_on(value, spec))
             elif func.overloadpacket.__name__ in FILLING and value is args[0]:
                 wholes[id(value)] = _laid_out_like(value, spec, order)
             else:
@@ -118,8 +118,10 @@ def draw_own_rows(
         if id(value) in wholes and argument.alias_info is not None and argument.alias_info.is_write:
             value.copy_(spec.local_rows(wholes[id(value)]))
 
+    device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+
     def local_rows(whole: Tensor) -> Tensor:
-        return rows[id(whole)] if id(whole) in rows else spec.local_rows(whole).clone()
+        return rows[id(whole)] if id(whole) in rows else spec.local_rows(whole).to(device, copy=True)
 
     return tree_map_only(Tensor, local_rows, out)
 
@@ -164,7 +166,7 @@ def _draw_in_place(
     rows, likely = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     order = order or memory_order(rows.stride())
     laid = rows.permute(order)
-    if rows.device.type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
+    if draws_on(rows, spec).type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
     start = first_of_adjacent(spec)
     if start is None:
@@ -220,16 +222,21 @@ def _is_known() -> bool:
     return torch.equal(whole[:, 400:900], lines) and torch.equal(one.get_state(), other.get_state())
 
 
+def draws_on(rows: Tensor, spec: Spec) -> torch.device:
+    """Return the device whose generator draws for rows: for offloaded ones that which computes with them."""
+    return spec.view.computes_on or rows.device
+
+
 def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
     """Return an uninitialised tensor for the whole batch with the memory layout of `rows`, including gaps."""
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
     if order is not None and len(order) == rows.dim():  # a single row does not determine it
         once = [1 if rows.stride(dim) == 0 else sizes[dim] for dim in order]  # expanded: one entry in memory
-        dense = torch.empty(once, dtype=rows.dtype, device=rows.device)
+        dense = torch.empty(once, dtype=rows.dtype, device=draws_on(rows, spec))
         return dense.permute([order.index(dim) for dim in range(rows.dim())]).expand(sizes)
     strides = global_strides(rows.stride(), spec.dim, 1, spec.size, spec.local_size)
-    return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=rows.device)
+    return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=draws_on(rows, spec))
 
 
 def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
@@ -248,5 +255,5 @@ def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Te
         local.copy_(rows)
     else:  # a copy, of rows that are in several places
         places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
-        memory.index_copy_(spec.dim, places.to(rows.device), rows)
+        memory.index_copy_(spec.dim, places.to(memory.device), rows.to(memory.device))
     return whole

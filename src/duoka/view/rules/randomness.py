@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
-from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent, shape_drawn
+from duoka.view.random.draws import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
 from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import BatchTensor, Rule
@@ -129,7 +129,8 @@ def may_mask(rows: Tensor, spec: Spec, shape: Sequence[int]) -> bool:
     For more rows `drawn` needs less memory, and less time.
     """
     apart = spec.view.rank_stream is not None or spec.view.shares.several
-    return rows.is_cpu and prod(shape) <= _FEW and not apart and first_of_adjacent(spec) is not None
+    on_cpu = draws_on(rows, spec).type == "cpu"
+    return on_cpu and prod(shape) <= _FEW and not apart and first_of_adjacent(spec) is not None
 
 
 def mask(
