@@ -41,6 +41,7 @@ from duoka.view.support.transforms import without_modes
 from duoka.view.tensor.strides import Strides, covers, global_distance
 
 if TYPE_CHECKING:
+    from duoka.collectives.base import Collectives
     from duoka.view.tensor.spec import Spec
 
 _GATHERED_AT_MOST = 16  # copies noted
@@ -275,7 +276,8 @@ class AliasedCopies:
             self.gathered.remove(gathered)
             with without_modes(), torch.no_grad():
                 copy = gathered.copy(rows)
-            lost = gathered.spec.view.shares.synchronize(partial(_are_lost, gathered.spec), copy)
+            shares = gathered.spec.view.shares
+            lost = shares.synchronize(partial(_are_lost, shares.processes), copy is None)
             if copy is not None and not lost:
                 self.copies.append(copy)
 
@@ -372,9 +374,9 @@ def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].is_held())] * len(copies)
 
 
-def _are_lost(spec: Spec, copies: list[AliasedCopy | None]) -> list[bool]:
-    """Return for each local share whether a copy is no longer held on some rank. copies: as for `_gather_again`."""
-    return [spec.view.shares.processes.is_true_anywhere(copies[0] is None)] * len(copies)
+def _are_lost(ranks: Collectives, lost: list[bool]) -> list[bool]:
+    """Return for each local share whether some share holds a copy no longer. lost: by share of this rank."""
+    return [ranks.is_true_anywhere(any(lost))] * len(lost)
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:
