@@ -360,9 +360,8 @@ class AliasedCopies:
 
 
 def _refuse_if_stale(copy: AliasedCopy) -> None:
-    if copy.is_equal():
-        copy.mark_equal()
-    elif copy.is_held():
+    # One that is still equal is not marked so: the values differ between ranks, which then decide about a gathering.
+    if not copy.is_equal() and copy.is_held():
         raise Refused(
             f"before {user_line()}, the script wrote to an array or a row of a batch while it held another one of "
             "the same memory, which does not show this; take the larger one first, or take it after the write"
