@@ -388,6 +388,12 @@ OTHERS = {
     "a hook on what needs no gradient": on(
         "(5, 2)", "x[:1].sum(0).register_hook(print)", "x[0].register_hook(print)"
     ),
+    "views that are saved and loaded": on(
+        "(5, 3)",
+        "buffer = io.BytesIO(); torch.save({'x': x, 'views': [x.t(), x[:, 1:]], 'y': x + 1}, buffer); buffer.seek(0)",
+        "loaded = torch.load(buffer); loaded['x'].zero_(); print(loaded, loaded['views'][1].stride())",
+        header=("import io",),
+    ),
     "a write through data to what autograd has saved": on(
         "(6, 3)",
         "for function in (lambda h: torch.cdist(h, h), lambda h: h @ h.t(), lambda h: h.cumprod(0)):\n"

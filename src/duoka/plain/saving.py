@@ -25,8 +25,9 @@ from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
 from duoka.checkpoint.sharded import is_sharded, local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
+from duoka.view.dispatch.whole import gather_sharing
 from duoka.view.rules.facts import make_address_in_parameter
-from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in
 
 
 def install(session: Session) -> None:
@@ -47,7 +48,7 @@ def install(session: Session) -> None:
             if session.view.has_sharded and to_path:
                 obj = _gathered(obj, session.ranks.rank == 0)
             elif batches_in(obj):
-                obj = gather_all(obj)
+                obj = gather_sharing(obj)
             if not to_path:  # a buffer or an open file is each rank's own
                 original(obj, f, *args, **kwargs)
                 return

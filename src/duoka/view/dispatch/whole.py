@@ -56,13 +56,8 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
-        copies: dict[int, GatheredArgument] = {}
-        others: list[AliasedCopy] = []
         writes = may_write(func, kwargs)
-        for batch in sorted(batches, key=_extent, reverse=True) if writes else batches:
-            copies[id(batch)] = copy = GatheredArgument(batch, keep, others)
-            if writes and len(batches) > 1:
-                others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.whole))
+        copies = _gathered(batches, keep, shares_memory=writes)
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
@@ -86,6 +81,23 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         for copy in written:
             out = copy.written_back(name, out)
         return out
+
+
+def gather_sharing(tree: Any) -> Any:
+    """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others."""
+    copies = _gathered(batches_in(tree), False, shares_memory=True)
+    return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, tree)
+
+
+def _gathered(batches: list[BatchTensor], keep: bool, shares_memory: bool) -> dict[int, GatheredArgument]:
+    """Gather batches, by identity. shares_memory: copies of one memory are parts of the largest of them."""
+    copies: dict[int, GatheredArgument] = {}
+    others: list[AliasedCopy] = []
+    for batch in sorted(batches, key=_extent, reverse=True) if shares_memory else batches:
+        copies[id(batch)] = copy = GatheredArgument(batch, keep, others)
+        if shares_memory and len(batches) > 1:
+            others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.whole))
+    return copies
 
 
 def take_row(batch: BatchTensor, index: int) -> Any:
