@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,8 @@ import rich.progress
 import torch
 from rich.console import Console
 
+import duoka
+from duoka.origins.process import this_process
 from duoka.publishing import publisher as publishing
 from duoka.publishing.publisher import (
     Publisher,
@@ -71,14 +75,14 @@ warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot tr
 torch.compile(lambda: optimizer.step(), backend="eager")()
 seen.append(board.counters(0)[0] - before)
 print("hooks", model.register_forward_hook(print).id)
-print(json.dumps([seen, board.script_output.loops(), [line.text for _, line in board.script_output.printed(0)]]))
+print(json.dumps([seen, [line.text for _, line in board.script_output.printed(0)]]))
 """
 
 
-def test_steps_also_compiled_ones_batches_and_epochs() -> None:
+def test_steps_also_compiled_ones_and_batches() -> None:
     done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    seen, _, lines = json.loads(done.stdout.splitlines()[-1])
+    seen, lines = json.loads(done.stdout.splitlines()[-1])
     (steps, waited, loaded, samples, rows, seconds_of_row, *position), second, *stream, compiled = seen
     assert (steps, waited, samples, rows, seconds_of_row) == (3, 0, 24, 0, 0)
     assert loaded > 0
@@ -87,6 +91,20 @@ def test_steps_also_compiled_ones_batches_and_epochs() -> None:
     assert stream == [[number, 0, 3, 3] for number in (1, 2, 3)]  # nobody vouches for the length of a stream
     assert compiled == 1
     assert lines[-1] == "hooks 0"
+
+
+def test_epochs_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, expected in ((2, [(0, 2, 0), (1, 2, 0)]), (4, [(2, 4, 2), (3, 4, 2)]), (math.inf, [])):
+        ours = publisher()
+        seen: list[tuple[int, int, int]] = []
+        monkeypatch.setattr(this_process(), "began_epoch", ours.began_epoch)
+        saved = duoka.Checkpoint(tmp_path, {"weight": torch.zeros(1)})
+        for _ in saved.epochs(count):  # type: ignore[arg-type]
+            loop = ours.board.script_output.loops().get("epochs")
+            if loop is None:
+                break
+            seen.append((loop["done"], loop["count"], loop["first"]))
+        assert seen == expected
 
 
 def printed(output: ScriptOutput) -> list[tuple[str, bool]]:

@@ -73,7 +73,7 @@ def test_a_long_line_takes_no_long_time() -> None:
     assert list(numbers_in("a." * 200_000)) == []
 
 
-EPOCHS = {"line": "train.py:7", "done": 2, "rounds": 10, "begun": 100.0, "first": 0, "ends_early": False}
+EPOCHS = {"done": 2, "count": 10, "begun": 100.0, "first": 0}
 
 
 def test_nothing_is_known() -> None:
@@ -88,10 +88,8 @@ def test_a_loader_alone_has_no_time_left() -> None:
     assert read_position(board, 100.0).words() == "batch 1,200"
 
 
-@pytest.mark.parametrize(
-    ("given", "left"), [({}, 75.0), ({"first": 2}, 7.5 / 0.5 * 25), ({"ends_early": True}, 75.0)]
-)
-def test_epochs(given: dict[str, object], left: float) -> None:
+@pytest.mark.parametrize(("first", "left", "words"), [(0, 75.0, "1:15"), (2, 7.5 / 0.5 * 25, "6:15")])
+def test_epochs(first: int, left: float, words: str) -> None:
     """25 s were taken for 2.5 epochs, or, where the first one seen was the third, for half of one."""
     board = StatusBoard.create(2)
     slot = board.slot(0)
@@ -99,12 +97,10 @@ def test_epochs(given: dict[str, object], left: float) -> None:
     slot.load(0, 0, 200, 400)
     slot.step(1)
     slot.load(0, 0, 20, 40)  # of an evaluation: it takes the time of the epoch, not its share of it
-    board.script_output.show_loops({"epochs": EPOCHS | given})
-    place = read_position(board, 125.0)
-    assert place.left == pytest.approx(left)
-    about = "at most about" if "ends_early" in given else "about"
-    shown = "6:15" if "first" in given else "1:15"
-    assert place.words() == f"epoch 3 of 10, batch 20 of 40, {about} {shown} left"
+    board.script_output.show_loops({"epochs": EPOCHS | {"first": first}})
+    position = read_position(board, 125.0)
+    assert position.left == pytest.approx(left)
+    assert position.words() == f"epoch 3 of 10, batch 20 of 40, about {words} left"
 
 
 def test_before_the_first_step_of_the_loop() -> None:

@@ -126,6 +126,7 @@ class Checkpoint:
                 self.restore()
             while self.epoch < count:
                 before = self.step_number
+                this_process().began_epoch(self.epoch, count)
                 yield self.epoch
                 self.step_number += self.step_number == before and not self._hooked
                 self.epoch += 1

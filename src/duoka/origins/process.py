@@ -49,6 +49,7 @@ class Process:
     all runs of this process. run: the open run; runs: number of runs so far. saved: called with the step of each
     checkpoint. logged: called with the values of each `run.log`; None: nobody reads them. took: called for each batch
     of the API's loaders that none of torch's has read: nanoseconds, samples, its number and how many there are.
+    began_epoch: called for each epoch of `Checkpoint.epochs`: epochs before it, and how many there are.
     """
 
     origin: Origin | None = None
@@ -58,6 +59,7 @@ class Process:
     saved: Callable[[int], None] = lambda step: None
     logged: Logged | None = None
     took: Took = lambda nanoseconds, samples, number, of: None
+    began_epoch: Callable[[int, int], None] = lambda done, count: None
 
     @contextmanager
     def ending(self) -> Iterator[None]:

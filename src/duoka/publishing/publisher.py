@@ -1,8 +1,8 @@
 """Publish a script's progress for `duoka watch` and reports: its own process writes it to the status board.
 
 Steps of optimizers, batches of loaders, printed lines, values of TensorBoard and W&B, progress bars of tqdm and rich,
-and the loop over epochs. Nothing here imports torch: each function waits until the script has imported what it
-observes.
+and the epochs of `duoka.Checkpoint`. Nothing here imports torch: each function waits until the script has imported
+what it observes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from functools import partial, wraps
 from typing import Any
 
 from duoka.origins.process import Process
-from duoka.publishing.epochs import epoch_loop
 from duoka.supervision.rings import TEXT
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.messages import observe
@@ -62,32 +61,24 @@ class Publisher:
         self.board, self.slot, self.shows_script = board, board.slot(rank), shows_script
         self.active = True
         self._loops: dict[str, Any] = {}
-        self._epoch: tuple[str, int] = ("", -1)  # line of the loop over epochs, and rounds that are done
-        self._begun: dict[str, tuple[float, int]] = {}  # line -> when it was first seen, and what was done then
 
     def took(self, nanoseconds: int, samples: int, number: int, of: int) -> None:
         """Record a batch that the main thread has taken from a loader.
 
         nanoseconds: time it took. number: of the batch, counted from 1. of: the length of the loader; 0: unknown.
         """
-        if not self.active:
-            return
-        if number == 1 and self.shows_script:
-            with suppress(Exception):  # the script must not see it
-                self._look_for_epochs()
-        self.slot.load(nanoseconds, samples, number, of)
+        if self.active:
+            self.slot.load(nanoseconds, samples, number, of)
 
-    def _look_for_epochs(self) -> None:
-        """Look for the loop over epochs around the caller, and show it if it is in another round than before."""
-        loop = epoch_loop(sys._getframe(1))
-        if loop is None or (loop.line, loop.done) == self._epoch:
+    def began_epoch(self, done: int, count: int) -> None:
+        """Show that the script begins an epoch. done: epochs before it, of `count`."""
+        if not self.active or not isinstance(count, int):  # a script may count up to infinity
             return
-        if loop.line != self._epoch[0] or loop.done < self._epoch[1]:
-            self._begun[loop.line] = time.monotonic(), loop.done
-        self._epoch = loop.line, loop.done
-        begun, first = self._begun[loop.line]
+        loop = self._loops.get("epochs")
+        if loop is None or done != loop["done"] + 1:  # a loop begins; after a restart with the saved epoch
+            loop = {"begun": time.monotonic(), "first": done}
         self.slot.begin_epoch()
-        self.show(epochs=loop._asdict() | {"begun": begun, "first": first})
+        self.show(epochs=loop | {"done": done, "count": count})
 
     def show(self, **loops: Any) -> None:
         """Update where the script is in its loops and progress bars."""
@@ -99,6 +90,7 @@ class Publisher:
         process.took = self.took
         if self.shows_script:
             process.logged = self.board.script_output.log
+            process.began_epoch = self.began_epoch
 
     def stop(self) -> None:
         self.active = False

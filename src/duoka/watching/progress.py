@@ -1,8 +1,7 @@
 """What a script shows of its progress: the lines that it prints, its values, where it is in its loops, the time left.
 
 Values are logged, or printed with a name in at least two lines: `loss 0.5`, `val loss: 0.5`, `acc=91.2%`,
-`{'lr': 1e-3}`. Time left is never guessed: it needs a loop over a known number of epochs, or a progress bar with a
-total.
+`{'lr': 1e-3}`. Time left is never guessed: it needs the epochs of a `duoka.Checkpoint`, or a bar with a total.
 """
 
 from __future__ import annotations
@@ -95,19 +94,16 @@ class OutputReader:
 class Position:
     """Where a script is. Numbers count from 1; 0: not known.
 
-    epoch: of `epochs`, in the loop at `loop` (`train.py:41`). batch: of `batches`, of the loader read last.
-    bar: name, done and total of the outermost progress bar. left: seconds until the end of the loop over epochs, or
-    of the bar. at_most: the loop may end earlier, by a `break` or `return`.
+    epoch: of `epochs`. batch: of `batches`, of the loader read last. bar: name, done and total of the outermost
+    progress bar. left: seconds until the end of the last epoch, or of the bar.
     """
 
     epoch: int = 0
     epochs: int = 0
-    loop: str = ""
     batch: int = 0
     batches: int = 0
     bar: tuple[str, float, float] | None = None
     left: float | None = None
-    at_most: bool = False
 
     def words(self) -> str:
         """Describe it: `epoch 3 of 10, batch 120 of 400, about 0:12:30 left`; empty if nothing is known."""
@@ -120,9 +116,8 @@ class Position:
         elif self.batch:
             parts.append(f"batch {self.batch:,}" + (f" of {self.batches:,}" if self.batches else ""))
         if self.left is not None:
-            about = "at most about" if self.at_most else "about"
             which = "" if self.epochs else " of this bar"
-            parts.append(f"{about} {duration(self.left)} left{which}")
+            parts.append(f"about {duration(self.left)} left{which}")
         return ", ".join(parts)
 
 
@@ -138,8 +133,7 @@ def read_position(board: StatusBoard, now: float) -> Position:
             position["left"] = max(0.0, first["total"] - first["done"]) / first["rate"]
     if epochs:
         left = _left(epochs, batches, now)
-        position |= {"epoch": epochs["done"] + 1, "epochs": epochs["rounds"], "loop": epochs["line"], "left": left}
-        position["at_most"] = epochs["ends_early"]
+        position |= {"epoch": epochs["done"] + 1, "epochs": epochs["count"], "left": left}
     return Position(**position)
 
 
@@ -150,5 +144,5 @@ def _left(epochs: dict[str, Any], batches: Batches, now: float) -> float | None:
     if done <= 0:
         return None
     seconds: float = now - epochs["begun"]
-    left: float = seconds / done * (epochs["rounds"] - epochs["first"] - done)
+    left: float = seconds / done * (epochs["count"] - epochs["first"] - done)
     return max(0.0, left)
