@@ -19,7 +19,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +40,6 @@ from duoka.view.support.transforms import without_modes
 from duoka.view.tensor.strides import Strides, covers, global_distance
 
 if TYPE_CHECKING:
-    from duoka.collectives.base import Collectives
     from duoka.view.tensor.spec import Spec
 
 _GATHERED_AT_MOST = 16  # copies noted
@@ -54,7 +52,8 @@ class AliasedCopy:
     strides: of the batch, which `whole` has. holders: references to its memory before the script got one.
     written_back: called after rows were updated from the copy. versions, grad_fn: of rows and copy when they were
     last equal. memory: of the rows. number: among all copies of this memory, when the script last got it. active:
-    False if this rank has seen that its script no longer holds the copy.
+    False if this rank has seen that its script no longer holds the copy. saved: by autograd on some rank; on
+    others it may have no values.
     """
 
     rows: Tensor
@@ -68,6 +67,7 @@ class AliasedCopy:
     memory: int = 0
     number: int = 0
     active: bool = True
+    saved: bool = False
 
     def __post_init__(self) -> None:
         self.memory = memory_of(self.rows)
@@ -179,19 +179,19 @@ class _Gathered:
     shape: torch.Size
     strides: Strides
     spec: Spec
+    device: torch.device
 
-    def copy(self, rows: Tensor) -> AliasedCopy | None:
-        """Return the copy as one that is held as long as autograd does, or None if it no longer is.
-
-        rows: any of its memory.
-        """
-        memory = self.memory.storage()
-        if memory is None:
-            return None
+    def copy(self, rows: Tensor) -> AliasedCopy:
+        """Return the copy as one that is held as long as autograd does. rows: any of its memory."""
         offset, shape, strides = self.form_of_rows
         rows = rows.detach().as_strided(shape, strides, offset)
-        whole = rows.new_empty(0, device=memory.device).set_(memory, 0, self.shape, self.strides)
-        return AliasedCopy(rows, self.spec, self.strides, whole, holders=1)
+        memory = self.memory.storage()
+        if memory is None:  # others may have it still
+            whole = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=self.device)
+        else:
+            whole = rows.new_empty(0, device=self.device).set_(memory, 0, self.shape, self.strides)
+        active = memory is not None
+        return AliasedCopy(rows, self.spec, self.strides, whole, holders=1, active=active, saved=True)
 
 
 class AliasedCopies:
@@ -264,22 +264,19 @@ class AliasedCopies:
         """Note a gathered copy that autograd may save."""
         if whole.requires_grad:
             form = int(rows.storage_offset()), rows.shape, rows.stride()
-            self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(whole), form, whole.shape, strides, spec))
+            memories = WeakMemory(rows), WeakMemory(whole)
+            self.gathered.append(_Gathered(*memories, form, whole.shape, strides, spec, whole.device))
 
     def add_saved(self, rows: Tensor) -> None:
-        """Keep copies of the memory of `rows` that autograd has saved: a write through `x.data` reaches them.
+        """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
 
-        All ranks call it. One that a rank no longer holds is garbage on the others, too.
+        Also those that this rank no longer holds; the ranks agree on that at the write.
         """
         memory = memory_of(rows)
         for gathered in [one for one in self.gathered if one.rows_memory.number == memory]:
             self.gathered.remove(gathered)
             with without_modes(), torch.no_grad():
-                copy = gathered.copy(rows)
-            shares = gathered.spec.view.shares
-            lost = shares.synchronize(partial(_are_lost, shares.processes), copy is None)
-            if copy is not None and not lost:
-                self.copies.append(copy)
+                self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
         """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients.
@@ -290,7 +287,8 @@ class AliasedCopies:
             return None
         memory = memory_of(rows)
         for copy in [*self.of_memory(rows), *(other for other in others if other.memory == memory)]:
-            part = None if copy.whole.requires_grad else copy.part_of_copy(rows, spec, strides)
+            unusable = copy.saved or copy.whole.requires_grad
+            part = None if unusable else copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True
                 same = part.shape == copy.whole.shape and part.stride() == copy.whole.stride()
@@ -371,11 +369,6 @@ def _refuse_if_stale(copy: AliasedCopy) -> None:
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
     return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].is_held())] * len(copies)
-
-
-def _are_lost(ranks: Collectives, lost: list[bool]) -> list[bool]:
-    """Return for each local share whether some share holds a copy no longer. lost: by share of this rank."""
-    return [ranks.is_true_anywhere(any(lost))] * len(lost)
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:
