@@ -202,14 +202,6 @@ def test_arguments_of_models_may_be_computed() -> None:
     assert judge(replace(found, gaps=()), Bound([])).verdict == "bits"
 
 
-def test_a_script_that_amplifies_rounding_is_found() -> None:
-    by_hand, grown = gap(1e-7, step=0), gap(0.05)
-    assert Bound([comparison(by_hand, grown)]).amplified == grown
-    assert Bound([comparison(by_hand, gap(1e-4))]).amplified is None
-    coarse = gap(0.04, step=0)  # a move in the last place of a coarse type
-    assert Bound([comparison(coarse, gap(0.05))]).amplified is None
-
-
 def test_which_verdict_meets_which_wish() -> None:
     rounding = judge(comparison(gap(1e-9)), Bound([]))
     assert meets(rounding, "rounding")

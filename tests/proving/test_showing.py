@@ -20,7 +20,7 @@ def proof(*gaps: Gap, losses: tuple[float, ...] = (4.0, 2.0, 1.0)) -> Proof:
     found = RunComparison(tuple(gaps), (3, 3), None, (losses, losses))
     bound = Bound([])
     request = ProofRequest(one, (two,), 3, 0, "rounding", Path())
-    return Proof(request, 3, (Outcome(two, found, judge(found, bound), ("a cause",)),), bound if gaps else None)
+    return Proof(request, 3, (Outcome(two, found, judge(found, bound), "a cause"),), bound if gaps else None)
 
 
 def lines(text: str, title: str) -> list[list[tuple[float, float]]]:

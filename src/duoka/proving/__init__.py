@@ -9,6 +9,6 @@ In each worker, beside the script:
 In the command process:
     recording  the files of one run, written and read
     comparing  compares two recordings, and judges whether rounding explains a difference
-    proof      makes all runs, compares them, and finds causes of larger differences
+    proof      makes all runs, compares them, and finds the cause of a larger difference
     showing    formats the table, the same as JSON and as a page
 """

@@ -261,14 +261,12 @@ RANKING: tuple[Verdict, ...] = ("bits", "rounding", "different")  # from the bes
 ULPS = 16
 OF_MOVE = 1e-4
 TIMES = 8
-AMPLIFIED = 0.02  # of a tensor's movement: if rounding alone differs by more, the script amplifies rounding
 
 
 class Bound:
     """Limits for one script. references: the first run compared with its reference runs."""
 
     def __init__(self, references: Sequence[RunComparison]) -> None:
-        self._references = references
         self._grown: dict[tuple[int, str], float] = {}
         for reference in references:
             for gap in reference.gaps:
@@ -284,18 +282,6 @@ class Bound:
     def grown(self, step: int, name: str) -> float:
         """Return the largest difference of a tensor in the reference runs, up to a step."""
         return max((self._grown.get((at, name), 0.0) for at in range(step + 1)), default=0.0)
-
-    @property
-    def amplified(self) -> Gap | None:
-        """The first gap at which rounding alone moves a tensor far; None if there is none."""
-        gaps = [gap for reference in self._references for gap in reference.gaps if self._is_amplified(gap)]
-        return min(gaps, key=lambda gap: (gap.step, -gap.largest), default=None)
-
-    def _is_amplified(self, gap: Gap) -> bool:
-        stored = max(ULPS * gap.epsilon * gap.size, 2 * self.grown(0, gap.name))  # step 0 differs by the nudge itself
-        if gap.kind == "gradient":  # a gradient whose true value is 0 consists of rounding only
-            return False
-        return gap.step > 0 and gap.epsilon > 0 and gap.largest > max(stored, AMPLIFIED * gap.moved)
 
 
 @dataclass(frozen=True)

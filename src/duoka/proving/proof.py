@@ -1,4 +1,4 @@
-"""Make all runs of a proof, one after the other, compare them with the first, and find causes of differences."""
+"""Make all runs of a proof, one after the other, compare them with the first, and find the cause of a difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.planning.plan import Kind, Plan
-from duoka.proving.comparing import Bound, Gap, Judgement, RunComparison, Verdict, compare, judge, meets, worse
+from duoka.proving.comparing import Bound, Judgement, RunComparison, Verdict, compare, judge, meets, worse
 from duoka.proving.recorder import Recorder
 from duoka.proving.recording import Recording
 from duoka.trials.runner import NoSteps, TrialFailed, TrialRunner, trial_runner
@@ -90,12 +90,12 @@ class ProofRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one run."""
+    """The result of one run. cause: the most likely one of its difference; empty if none is known."""
 
     run: ScriptRun
     comparison: RunComparison
     judged: Judgement
-    causes: tuple[str, ...]
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def prove(request: ProofRequest, say: Callable[[str], None]) -> Proof:
 
         compared = [(run, compare_run(run)) for run in request.others]
         if all(comparison.same_bits for _, comparison in compared):
-            same = [Outcome(run, comparison, judge(comparison, Bound([])), ()) for run, comparison in compared]
+            same = [Outcome(run, comparison, judge(comparison, Bound([])), "") for run, comparison in compared]
             return Proof(request, first.steps, tuple(same), None)
         repeated, bound = compare_run(request.first.repeated()), Bound([])
         if judge(repeated, bound).verdict != "different":  # else unseeded randomness would count as rounding
@@ -193,105 +193,56 @@ def _outcome(
     repeated: RunComparison,
     compare_run: Compare,
 ) -> Outcome:
-    """Judge a run, and find causes of its difference; those that a run confirms come first.
+    """Judge a run, and find the most likely cause of its difference.
 
     repeated: the first run compared with its repetition.
     """
-    judged = judge(comparison, bound)
-    causes: list[str] = []
-    if judged.verdict == "bits":
-        return Outcome(run, comparison, judged, ())
-    if not repeated.same_bits:
-        causes.append(_repeat_difference(request.first.name, repeated))
+    judged, cause = judge(comparison, bound), ""
     if judged.verdict == "different" and judge(repeated, Bound([])).verdict != "different":
-        causes += _causes(run, comparison, bound, compare_run)
-    elif not meets(judged, request.want) and repeated.same_bits:
-        causes.append(
-            "sums over the batch are added in another order on other devices, or by another number of threads"
+        cause = _cause(run, comparison, bound, compare_run)
+    if not cause and judged.verdict != "bits" and not repeated.same_bits:
+        unseeded, gaps = _first_difference(repeated), repeated.gaps
+        where = f"{gaps[0].name} in step {gaps[0].step}" if gaps else "the number of steps"
+        cause = f"{request.first.name} gives other numbers each time it is run: " + (
+            f"{unseeded}, so something is not seeded (a generator of its own, time, a process id, threads)"
+            if unseeded
+            else f"{where}, with the same data, so a kernel is not deterministic, or something draws unseeded; "
+            "torch.use_deterministic_algorithms(True) names the kernel"
         )
-    if judged.verdict == "different" and not causes and bound.amplified is not None:
-        causes.append(amplification(bound.amplified))
-    return Outcome(run, comparison, judged, tuple(causes))
+    elif judged.verdict == "rounding" and not meets(judged, request.want):
+        cause = "sums over the batch are added in another order on other devices, or by another number of threads"
+    return Outcome(run, comparison, judged, cause)
 
 
-def _repeat_difference(name: str, comparison: RunComparison) -> str:
-    data, gap = comparison.data, _first_gap(comparison)
-    if gap is not None and gap.step == 0 and gap.kind != "buffer":
-        return (
-            f"{name} gives other numbers each time it is run, from the start: {gap.name} is another before the first "
-            "step, so something that is drawn for it is not seeded (a generator of its own, time, a process id)"
-        )
-    if data is not None and (gap is None or data.step <= max(gap.step, 1)):
-        return (
-            f"{name} gives other numbers each time it is run: it is given other data in step {data.step} "
-            f"({data.text}), so its order or its augmentation is not seeded (time, a process id, threads)"
-        )
-    if gap is None:
-        return f"{name} makes another number of steps each time it is run"
-    return (
-        f"{name} gives other numbers each time it is run: {gap.name} is {gap.largest:.1e} apart after step "
-        f"{gap.step} with the same data, so a kernel is not deterministic, or something draws unseeded; "
-        "torch.use_deterministic_algorithms(True) names the kernel"
-    )
-
-
-def _first_gap(comparison: RunComparison) -> Gap | None:
-    """Return the first gap; before step 1 prefer a parameter, which no forward pass has changed."""
-    gaps = comparison.gaps
-    return next((gap for gap in gaps if gap.step == 0 and gap.kind != "buffer"), gaps[0] if gaps else None)
-
-
-def amplification(gap: Gap) -> str:
-    """Describe how far the script amplifies rounding. gap: of a reference run."""
-    part = f"{100 * gap.largest / gap.moved:.0f} %" if gap.moved else "all"
-    return (
-        f"rounding is amplified: in a reference run, which differs from the first run in nothing else, {gap.name} is "
-        f"{gap.largest:.1e} apart after step {gap.step}, which is {part} of its "
-        "change since the start; typical causes are a bias before a normalisation under Adam, a high learning rate, "
-        "a chaotic recurrence"
-    )
-
-
-def _causes(run: ScriptRun, comparison: RunComparison, bound: Bound, compare_run: Compare) -> Iterator[str]:
-    """Yield explanations of a difference beyond rounding; two runs like the first must differ by no more than that.
+def _cause(run: ScriptRun, comparison: RunComparison, bound: Bound, compare_run: Compare) -> str:
+    """Explain a difference beyond rounding; empty if nothing explains it. Repetitions of the first run must agree.
 
     An option without which only rounding differs is the cause: the script runs again without each.
     """
-    if run.plan.world_size > 1 and run.plan.kind is not Kind.DISTRIBUTED:
-        for name, changing, neutral, effect in OPTIONS:
-            value = getattr(run.plan, name)
-            if value == changing if changing else value != neutral:
-                change = f"{_flag(name)} {neutral}" if neutral else f"without {_flag(name)}"
-                changed: dict[str, Any] = {name: neutral}
-                other = ScriptRun(f"{run.name} {change}", replace(run.plan, **changed))
-                if judge(compare_run(other), bound).verdict != "different":
-                    without = f"with {change}" if neutral else "without it"
-                    typed = f"{_flag(name)} {value if isinstance(value, str) else ','.join(value)}"
-                    yield f"{typed}: {effect}; {without} only rounding differs"
-                    return
-    if run.plan.world_size > 1:
-        again = compare_run(run.repeated())
-        if (again.gaps, again.steps) != (comparison.gaps, comparison.steps):
-            yield f"{run.name} gives other numbers each time it is run: its ranks depend on time or on chance"
-    yield from _by_data(run, comparison)
+    is_distributed = run.plan.kind is Kind.DISTRIBUTED
+    for name, changing, neutral, effect in OPTIONS if run.plan.world_size > 1 and not is_distributed else ():
+        value = getattr(run.plan, name)
+        if value == changing if changing else value != neutral:
+            flag, changed = f"--{name.replace('_', '-')}", {name: neutral}
+            change = f"with {flag} {neutral}" if neutral else f"without {flag}"
+            other = ScriptRun(f"{run.name} {change}", replace(run.plan, **changed))
+            if judge(compare_run(other), bound).verdict != "different":
+                typed = value if isinstance(value, str) else ",".join(value)
+                return f"{flag} {typed}: {effect}; {change} only rounding differs"
+    if difference := _first_difference(comparison):
+        return difference + ("; the script makes the batches of its ranks itself" if is_distributed else "")
+    again = compare_run(run.repeated()) if run.plan.world_size > 1 else comparison
+    if (again.gaps, again.steps) != (comparison.gaps, comparison.steps):
+        return f"{run.name} gives other numbers each time it is run: its ranks depend on time or on chance"
+    return ""
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _by_data(run: ScriptRun, comparison: RunComparison) -> Iterator[str]:
-    data = comparison.data
-    first = _first_gap(comparison)
-    if data is not None and (first is None or data.step <= max(first.step, 1)):
-        if run.plan.kind is Kind.DISTRIBUTED:
-            yield (
-                f"the script makes the batches of its ranks itself, and they are not those of one rank: {data.text} "
-                f"in step {data.step}"
-            )
-        elif data.kind == "ranks":
-            yield f"{data.text}: what the script trains on depends on the rank or the process"
-        else:
-            yield f"it is given other data from step {data.step} on: {data.text}"
-    elif first is not None and first.step == 0 and first.kind != "buffer":
-        yield f"the models are others before the first step: {first.name} is"
+def _first_difference(comparison: RunComparison) -> str:
+    """Describe what differs before anything is computed: parameters or data; empty if both are the same."""
+    data, gaps = comparison.data, comparison.gaps
+    initial = next((gap for gap in gaps if gap.step == 0 and gap.kind != "buffer"), None)
+    if initial is not None:
+        return f"{initial.name} is another before the first step"
+    if data is not None and (not gaps or data.step <= max(gaps[0].step, 1)):
+        return f"it is given other data in step {data.step} ({data.text})"
+    return ""

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from duoka.proving.comparing import OF_MOVE, TIMES, ULPS, Gap, Judgement
-from duoka.proving.proof import REFERENCES, Outcome, Proof, amplification
+from duoka.proving.proof import REFERENCES, Outcome, Proof
 from duoka.trials.runner import render_table
 from duoka.watching.history import Point
 from duoka.watching.html import Axis, Line, document, head, line_chart, listed, table
@@ -28,8 +28,7 @@ def as_text(proof: Proof, verbosity: str) -> str:
         parts += [render_table(_steps(proof, outcome)) for outcome in proof.outcomes]
     parts += [line for outcome in proof.outcomes for line in sentences(outcome)]
     if proof.bound is not None:
-        amplified = proof.bound.amplified
-        parts += [_rounding(proof), *([f"note: {amplification(amplified)}"] if amplified is not None else [])]
+        parts.append(_rounding(proof))
     return "\n".join([*parts, last])
 
 
@@ -92,7 +91,7 @@ def _steps(proof: Proof, outcome: Outcome) -> Table:
 
 
 def sentences(outcome: Outcome) -> list[str]:
-    """Return the verdict about a run, the first difference and its causes."""
+    """Return the verdict about a run, the first difference and its most likely cause."""
     judged, name = outcome.judged, outcome.run.name
     if judged.verdict == "different":
         lines = [f"{name}: different; the first difference: {_first(judged)}"]
@@ -100,9 +99,8 @@ def sentences(outcome: Outcome) -> list[str]:
         lines = [f"{name}: {WORDS[judged.verdict]}"]
     if outcome.run.plan.world_size == 1 and outcome.run.plan.strategy == "single" and judged.verdict == "bits":
         lines.append("  note: this is one device; --devices cpu:2, for example, asks for more")
-    lines += [f"  cause: {cause}" for cause in outcome.causes]
-    if judged.verdict == "different" and not outcome.causes:
-        lines.append("  cause: none that duoka can tell; --verbose shows all steps")
+    if outcome.cause or judged.verdict == "different":
+        lines.append(f"  cause: {outcome.cause or 'none that duoka can tell; --verbose shows all steps'}")
     return lines
 
 
@@ -159,7 +157,6 @@ def as_data(proof: Proof) -> str:
         "verdict": proof.verdict,
         "holds": proof.holds,
         "rounding": {"units_in_the_last_place": ULPS, "of_movement": OF_MOVE, "times_reference": TIMES},
-        "amplified": _gap(proof.bound.amplified, proof) if proof.bound else None,
         "sides": runs,
     }
     return json.dumps(data, indent=2, allow_nan=False)
@@ -179,7 +176,7 @@ def _run_data(proof: Proof, outcome: Outcome) -> dict[str, Any]:
         "why": judged.why,
         "data": None if data is None else {"step": data.step, "kind": data.kind, "text": data.text},
         "losses": [[_finite(loss) for loss in losses] for losses in comparison.losses],
-        "causes": list(outcome.causes),
+        "cause": outcome.cause,
         "gaps": [_gap(gap, proof) for gap in comparison.gaps],
     }
 
