@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -57,16 +56,6 @@ def after_import(name: str, function: Callable[[ModuleType], object]) -> None:
         function(sys.modules[name])
     else:
         sys.meta_path.insert(0, _Awaited(name, function))
-
-
-@contextmanager
-def without_draws() -> Iterator[None]:
-    """Within the context, keep the state of `random`, from which some libraries draw when they are imported."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 class _Awaited(MetaPathFinder):
