@@ -388,6 +388,12 @@ OTHERS = {
     "a hook on what needs no gradient": on(
         "(5, 2)", "x[:1].sum(0).register_hook(print)", "x[0].register_hook(print)"
     ),
+    "a parameter that is frozen after its use": on(
+        "(5, 3)",
+        "net.requires_grad_(True); net.weight.grad = None; out = net(x) + (x * v)[:, :2]",
+        "net.requires_grad_(False); out.sum().backward(); print(net.weight.grad, v.grad.tolist())",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 2); v = torch.ones(3).requires_grad_()",),
+    ),
     "views that are saved and loaded": on(
         "(5, 3)",
         "buffer = io.BytesIO(); torch.save({'x': x, 'views': [x.t(), x[:, 1:]], 'y': x + 1}, buffer); buffer.seek(0)",

@@ -32,7 +32,11 @@ class Ddp(Bucketed):
         self._as_views |= self._known(parameters)
 
     def _register(self, parameter: Tensor, index: int) -> None:
-        self._hooks.append(when_accumulated(parameter, lambda _: self._mark_ready(index)))
+        def arrived(leaf: Tensor) -> None:
+            if leaf.grad is not None:  # frozen since its use, it gets none
+                self._mark_ready(index)
+
+        self._hooks.append(when_accumulated(parameter, arrived))
 
     def _flat(self, members: list[int], report: Tensor) -> Tensor:
         return torch.cat([*(self._local_gradient(index).reshape(-1) for index in members), report])

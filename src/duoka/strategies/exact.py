@@ -124,6 +124,9 @@ class Exact(Bucketed):
         if self._pass is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
         assert gradient is not None
+        parameter = self._infos[index].tensor()
+        if parameter is None or not parameter.requires_grad:  # frozen since its use, it gets no gradient
+            return
         if gradient.is_sparse:
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
         known = self._sums.setdefault(index, Subtrees(self._nodes))
