@@ -23,7 +23,7 @@ from duoka.hardware.allocation import with_holders
 from duoka.hardware.choice import user_of
 from duoka.hardware.gpu import Device, Gpu
 from duoka.hardware.locks import Locks
-from duoka.hardware.vendors import nvidia, variables_for
+from duoka.hardware.vendors import SHOWS_TRANSPORT, nvidia, variables_for
 from duoka.system import environment
 from duoka.system.libc import die_with
 
@@ -93,7 +93,7 @@ def judge(measured: AllReduceTimes, nvlinks: int) -> Finding:
     if measured.bandwidth < should or measured.latency > SLOW_ANSWER:
         todo = "end other programs here and try again; in a container check its CPU limit"
         if measured.backend != "gloo":
-            todo = f"{measured.backend.upper()}_DEBUG=INFO shows the transport in use; see the P2P findings above"
+            todo = SHOWS_TRANSPORT.get(measured.backend, f"see the log of {measured.backend}")
         return advice(subject, what, "gradients are exchanged at every step", todo)
     return ok(subject, what)
 

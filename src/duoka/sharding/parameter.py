@@ -233,7 +233,9 @@ def _on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return batch._shard
 
     args, kwargs = tree_map_only(BatchTensor, shard_of, (args, kwargs))
-    out = BatchTensor.dispatch(func, args, kwargs)
+    view = next(iter(parameters.values()))._meta.spec.view
+    with view.gathering_on(view.computes_on):
+        out = BatchTensor.dispatch(func, args, kwargs)
     return parameters.get(id(out), out)
 
 

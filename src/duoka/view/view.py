@@ -5,7 +5,8 @@ With `--strategy exact` a process computes several shares, and each has a `View`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -55,6 +56,7 @@ class View:
         whole_operations: counts of operations that were computed whole.
         device: of the rows of offloaded parameters; None if parameters stay where they compute.
         computes_on: the device to which offloaded parameters were moved.
+        gathers_on: the device of the whole tensors of a call with them (`gathering_on`); None: that of the rows.
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`duoka.sharding`).
         has_sharded: True if models that are called with its batches have sharded parameters.
@@ -94,6 +96,7 @@ class View:
         self.whole_operations = Tally()
         self.device: torch.device | None = None
         self.computes_on: torch.device | None = None
+        self.gathers_on: torch.device | None = None
         self.watch: SizeWatch | None = None
         self.of_parameters = self.has_sharded = False
         self.sharded: list[View] = []
@@ -183,6 +186,15 @@ class View:
     def splits(self, n: int) -> bool:
         """Return True if a batch of n samples is split over ranks; each rank holds a smaller one whole."""
         return 1 < self.ranks.world_size <= n
+
+    @contextmanager
+    def gathering_on(self, device: torch.device | None) -> Iterator[None]:
+        """Within the context, put what is computed whole on a device."""
+        before, self.gathers_on = self.gathers_on, device
+        try:
+            yield
+        finally:
+            self.gathers_on = before
 
     @cached_property
     def on_host(self) -> View:

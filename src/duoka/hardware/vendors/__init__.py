@@ -48,6 +48,10 @@ class Vendor(Protocol):
 
 VENDORS: dict[str, Vendor] = {"NVIDIA": nvidia, "AMD": amd, "Ascend": ascend, "Intel": intel, "Apple": apple}
 FAULTS = "|".join(vendor.FAULT for vendor in VENDORS.values())
+SHOWS_TRANSPORT = {  # variables, by torch's backend
+    "nccl": "NCCL_DEBUG=INFO shows the transport in use; see the P2P findings above",
+    "hccl": "ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_SLOG_PRINT_TO_STDOUT=1 shows what HCCL does",
+}
 NO_GPU = "|".join(["not linked with support for", *(vendor.ABSENT for vendor in VENDORS.values())])
 TYPES = tuple(dict.fromkeys(vendor.TYPE for vendor in VENDORS.values()))
 

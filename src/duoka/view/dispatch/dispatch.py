@@ -80,7 +80,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         elif asked is not None and view.computes_on not in (None, asked):
             return on_host(_replay_or_run(func, args, kwargs, call))
         if view.computes_on is not None and reads_beside(view.computes_on, func, args, kwargs):
-            return compute_whole(func, args, kwargs)
+            with view.gathering_on(view.computes_on):
+                return compute_whole(func, args, kwargs)
     if view.shares.several and type(first) is not MultiShareBatch:
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:

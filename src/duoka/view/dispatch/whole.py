@@ -124,8 +124,8 @@ class GatheredArgument:
             records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
                 known = laid_out(Spec.gather_shares(parts), batch._meta.strides)
-                if spec.view.computes_on is not None:  # the script's views of it are there
-                    known = known.to(spec.view.computes_on)
+                if spec.view.gathers_on is not None:  # the script's views of it are there
+                    known = known.to(spec.view.gathers_on)
             note_gathered(batch, known)
             if keep:
                 cache_copy(batch, known)
