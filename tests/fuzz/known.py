@@ -394,6 +394,14 @@ OTHERS = {
         "net.requires_grad_(False); out.sum().backward(); print(net.weight.grad, v.grad.tolist())",
         header=("torch.manual_seed(0); net = nn.Linear(3, 2); v = torch.ones(3).requires_grad_()",),
     ),
+    "running statistics that another call has saved": on(
+        "(5, 3)",
+        "net.zero_grad(); h = torch.arange(12.).view(4, 3) * net.weight",
+        "h = F.batch_norm(h, net.running_mean, net.running_var, net.weight, net.bias, True)",
+        "(h.square().mean() + net(x).square().mean()).backward()",
+        "print(net.weight.grad.tolist(), net.running_mean.tolist())",
+        header=("net = nn.BatchNorm1d(3)",),
+    ),
     "views that are saved and loaded": on(
         "(5, 3)",
         "buffer = io.BytesIO(); torch.save({'x': x, 'views': [x.t(), x[:, 1:]], 'y': x + 1}, buffer); buffer.seek(0)",

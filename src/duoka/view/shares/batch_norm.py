@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.private.torch import has_kernel
+from duoka.private.torch import has_kernel, uncounted
 from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
@@ -37,9 +37,12 @@ class BatchNormCall:
     eps: float
 
     def update_running(self, mean: Tensor, var: Tensor, total: Tensor | int) -> None:
-        """Update the running statistics. mean, var: of the batch, shape (C,); total: values per channel."""
+        """Update the running statistics. mean, var: of the batch, shape (C,); total: values per channel.
+
+        Like torch's kernels it counts no write: another call, of a plain tensor, may have saved them.
+        """
         if self.running_mean is not None and self.running_var is not None:
-            with torch.no_grad():
+            with torch.no_grad(), uncounted(self.running_mean), uncounted(self.running_var):
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
                 self.running_var.lerp_((var * total / (total - 1)).to(self.running_var.dtype), self.momentum)
 
