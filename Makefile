@@ -53,7 +53,7 @@ test-long: $(READY)
 
 # On a machine with GPUs: tests that need one, flows on real cards in place of simulated ones, and what benchmarks measure.
 gpu: $(READY)
-	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU that torch can use: duoka doctor says why"'
+	$(BIN)/python -c 'import torch; assert torch.accelerator.is_available(), "no GPU that torch can use: duoka doctor says why"'
 	$(BIN)/pytest -q -n 1 -m gpu
 	$(BIN)/pytest -q -n 1 -m "(cards or cpu_and_cards) and not npu" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
 		tests/flows tests/examples

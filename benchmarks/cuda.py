@@ -15,7 +15,7 @@ MODELS = {"mlp": "an MLP, batch 1024", "cnn": "a CNN, batch 256 of 3x64x64"}
 
 def measure(quick: bool) -> Iterator[Row]:
     """Milliseconds for a step that reports the loss, microseconds for a batch; nothing where there is no GPU."""
-    count = torch.cuda.device_count()
+    count = torch.accelerator.device_count()
     if count > 0:
         yield from on_one("0,", 1 if quick else ROUNDS)
     if count > 1:

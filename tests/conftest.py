@@ -116,8 +116,14 @@ def warm(warm_on: Callable[[str], Warm]) -> Warm:
 
 @pytest.fixture(scope="session")
 def cards(pytestconfig: pytest.Config) -> dict[str, str]:
-    """The variables of processes with simulated cards; with --real-cards, of the machine's own."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if pytestconfig.getoption("--real-cards") else four_cards("cuda")
+    """The variables of processes with simulated cards; with --real-cards, of the machine's own, of any vendor."""
+    if not pytestconfig.getoption("--real-cards"):
+        return four_cards("cuda")
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    assert found is not None, "--real-cards: torch has no GPU here"
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "SIMULATED_DEVICE": found.type}  # which simulates none by itself
 
 
 def four_cards(kind: str) -> dict[str, str]:

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import duoka
 
 BATCHES = int(os.environ.get("STEPS", "40"))
-cuda = torch.cuda.is_available()
+on_gpu = torch.accelerator.is_available()
 data = TensorDataset(torch.rand(256 * BATCHES, 3, 64, 64), torch.arange(256 * BATCHES))
 with duoka.start(seed=0) as run:
     if sys.argv[1] == "duoka":
         loader = run.loader(data, batch_size=256, shuffle=True)
     else:
-        loader = DataLoader(data, batch_size=256, shuffle=True, pin_memory=cuda)
+        loader = DataLoader(data, batch_size=256, shuffle=True, pin_memory=on_gpu)
     times = []
     for _ in range(4):
         start = time.perf_counter()

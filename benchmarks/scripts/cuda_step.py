@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, TensorDataset
 STEPS = int(os.environ.get("STEPS", "100"))
 WARM_UP = min(10, STEPS)
 how = sys.argv[2] if len(sys.argv) > 2 else "plain"
-cuda = torch.cuda.is_available()
-device = torch.device("cuda" if cuda else "cpu")
+on_gpu = torch.accelerator.is_available()
+device = torch.accelerator.current_accelerator() if on_gpu else torch.device("cpu")
 rank, world_size = 0, 1
 if how == "ddp":
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+    if on_gpu:
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
 torch.manual_seed(0)
@@ -43,7 +43,7 @@ model = model.to(device)
 if how == "dp":
     model = nn.DataParallel(model)
 elif how == "ddp":
-    model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else model)
+    model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model) if on_gpu else model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 times = []

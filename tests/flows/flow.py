@@ -31,6 +31,7 @@ ON_CARDS = (
     "import torch; torch.set_default_device('cuda'); made = torch.utils._device._device_constructors();"
     " made.difference_update([one for one in made if one.__name__ == 'randperm']); del made"
 )
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 CPUS = re.compile(r"cpu:(\d+)")
 
 
@@ -171,12 +172,8 @@ class Flow:
 
     def named(self, text: str) -> str:
         """A text that speaks of cuda, as the cards of these runs are called."""
-        return text.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE").replace("cuda", "npu") if self.is_npu else text
-
-    @property
-    def is_npu(self) -> bool:
-        """Whether the cards are not CUDA's."""
-        return self.cards.get("SIMULATED_DEVICE") == "npu"
+        kind = self.cards.get("SIMULATED_DEVICE", "cuda")
+        return text.replace("CUDA_VISIBLE_DEVICES", VISIBLE.get(kind, "")).replace("cuda", kind)
 
     def alone(self, folder: Path) -> Flow:
         """Runs in another folder, and on one card where there are cards: what runs on two are compared with."""

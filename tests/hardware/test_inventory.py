@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -35,6 +36,7 @@ def test_no_library_is_no_gpu_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="the GPUs are of another vendor")
 def test_numbers_are_those_of_nvidia_smi() -> None:
     query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     listed = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
