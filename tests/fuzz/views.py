@@ -177,11 +177,13 @@ class Views:
     def _write_to(self, name: str, tensor: Tensor) -> None:
         kept = {one: self.space[one].clone() for one in self.tensors}
         for _ in range(6):
-            make = self.draws.pick(WRITES)
+            make, other = self.draws.pick(WRITES), self._tensor()
             try:
-                statement = make(self.draws, name, tensor, self._tensor())
+                statement = make(self.draws, name, tensor, other)
             except (IndexError, ValueError):
                 continue
+            if "out=" in statement and tensor.shape != self.space[other].shape:
+                continue  # torch would give other memory to a tensor whose memory an array may have
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
