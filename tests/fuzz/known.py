@@ -136,6 +136,12 @@ LAYOUTS = {
         "d = b[torch.arange(b.shape[0]) % 2 == 0]; e = b[:, torch.tensor([step < 2, True])]",
         "print(d.stride(), d.is_contiguous(), e.tolist())",
     ),
+    "masks of another size than their dimension": on(
+        "(6, 4)",
+        "print(x[:, torch.tensor([True, False])].tolist())",
+        "print(x[:, torch.tensor([True] * 5)].tolist())",
+        "print(x[:, None, torch.tensor([True, False, True, True])].tolist())",
+    ),
     "memory of a view of doubled rows": on(
         "(6, 4)", "a = torch.cat([x, x])", "a.chunk(2, 1)[0].untyped_storage().fill_(0)", "print(a.tolist())"
     ),

@@ -187,8 +187,15 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _chosen_by_masks(batch: BatchTensor, local: _Local) -> Any:
     """Compute `x[:, mask]` by the numbers of what the mask chooses, as its count decides about strides."""
     numbers: list[Any] = []
+    dim = 0
     for item in local.items:
-        numbers += item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype == torch.bool else [item]
+        if isinstance(item, Tensor) and item.dtype == torch.bool:
+            if item.shape != shape_of(batch)[dim : dim + item.dim()]:
+                return NotImplemented  # computed whole, it raises torch's error
+            numbers += item.nonzero(as_tuple=True)
+        else:
+            numbers.append(item)
+        dim += 0 if item is None else width_of(item)
     if (recorder := batch._spec.view.shares.recorder) is not None:
         recorder.abandon()  # another mask has another count
     return batch[tuple(numbers)]
