@@ -18,11 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from duoka.data.order import PieceSampler, ResumableSampler
 from duoka.data.splitting import LabelledBatch, Reader, SplitIterator, can_split, is_stacked

@@ -37,7 +37,7 @@ from duoka.private.torch import (
 )
 from duoka.system.user_code import user_line
 from duoka.view.support.transforms import without_modes
-from duoka.view.tensor.strides import Strides, covers, global_distance
+from duoka.view.tensor.strides import Strides, covers, global_distance, without_repetitions
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
@@ -163,7 +163,8 @@ class AliasedCopy:
             )
 
     def _write(self, rows: Tensor) -> None:
-        without_repetitions(rows, rows).copy_(without_repetitions(self._rows_of_copy(), rows))
+        strides = rows.stride()
+        without_repetitions(rows, strides).copy_(without_repetitions(self._rows_of_copy(), strides))
 
     def _rows_of_copy(self) -> Tensor:
         return self.spec.local_rows(self.whole.detach())
@@ -378,18 +379,11 @@ def _gather_again(copies: list[AliasedCopy]) -> list[None]:
     """
     with torch.no_grad():
         whole = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
-        without_repetitions(copies[0].whole, copies[0].rows).copy_(without_repetitions(whole, copies[0].rows))
+        strides = copies[0].rows.stride()
+        without_repetitions(copies[0].whole, strides).copy_(without_repetitions(whole, strides))
     for copy in copies:
         copy.mark_equal()
     return [None] * len(copies)
-
-
-def without_repetitions(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Return a tensor without the entries that repeat others where `rows` of its shape were expanded."""
-    for dim, (size, stride) in enumerate(zip(rows.shape, rows.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 def version(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
 from duoka.system.user_code import user_line
-from duoka.view.aliased import AliasedCopy, holders, version, without_repetitions
+from duoka.view.aliased import AliasedCopy, holders, version
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
 from duoka.view.tensor.batch import (
@@ -25,6 +25,7 @@ from duoka.view.tensor.batch import (
     of_share,
 )
 from duoka.view.tensor.spec import Spec
+from duoka.view.tensor.strides import without_repetitions
 
 
 def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:
@@ -166,7 +167,7 @@ class GatheredArgument:
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.whole)
-        without_repetitions(rows, rows).copy_(without_repetitions(of_copy, rows))
+        without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
 
 
 def _extent(batch: BatchTensor) -> int:

@@ -13,7 +13,7 @@ from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.tensor.spec import Meta, Spec
-from duoka.view.tensor.strides import Strides, is_dense, memory_order, same_layout
+from duoka.view.tensor.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.view import View
 
 _NUMBER = re.compile(r"\d+")
@@ -109,7 +109,7 @@ class BatchTensor(Tensor):
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
             # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
             rows, local_strides = spec.local_rows(whole), spec.local_strides(strides)
-            rows = laid_out(_unexpanded(rows, local_strides).clone().expand(rows.shape), local_strides)
+            rows = laid_out(without_repetitions(rows, local_strides).clone().expand(rows.shape), local_strides)
             return BatchTensor(rows, spec, strides)
 
         return join(view.shares.each(share))
@@ -242,21 +242,13 @@ def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
     """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records."""
     if same_layout(tensor.shape, tensor.stride(), strides):
         return tensor
-    shape, tensor = tensor.shape, _unexpanded(tensor, strides)
+    shape, tensor = tensor.shape, without_repetitions(tensor, strides)
     order = memory_order(strides)
     if is_dense(tensor.shape, strides):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
     else:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.expand(shape)
-
-
-def _unexpanded(tensor: Tensor, strides: Strides) -> Tensor:
-    """Return the part of an expanded tensor that it repeats. strides: of the tensor, or of what it is to be."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 # Scripts print the names of types.

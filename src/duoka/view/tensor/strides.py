@@ -1,4 +1,4 @@
-"""The strides of a batch and of a rank's rows: each follow from the other. Pure arithmetic.
+"""The strides of a batch and of a rank's rows: each follow from the other. Arithmetic, without a collective.
 
 A batch is laid out as one device's tensor, and a rank's rows as if the other rows were cut out of that memory. So the
 distance between two samples is the same in both, and so are all distances within a sample. A distance that leads past
@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 Strides = tuple[int, ...]
 
@@ -76,6 +77,14 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
                 return False
             expected *= shape[dim]
     return True
+
+
+def without_repetitions(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """Return the part of a tensor that is repeated where `strides`, of a tensor of its shape, expand it."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def covers(
