@@ -57,6 +57,10 @@ LAYOUTS = {
     "strides": on("(6, 4)", "print(x.t().stride(), x.t().is_contiguous())"),
     "channels last": on("(6, 2, 3, 3)", "y = x.contiguous(memory_format=torch.channels_last)", "print(y.stride())"),
     "storage offset": on("(6, 4)", "print(x[1:].storage_offset(), x[:, 1:].storage_offset())"),
+    "address beside an empty view": on(
+        "(4, 2, 3)", "y = x.narrow(2, 0, 0)", "z = y.reshape(y.shape)", "print(z.data_ptr() == x.data_ptr())"
+    ),
+    "memory of conjugates": on("(6, 4)", "print((x * 1j).mH.untyped_storage()[7] > 128)"),
     "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
     "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "y.name = 1", "print(y is x, hasattr(x, 'name'))"),
     "itself": on(

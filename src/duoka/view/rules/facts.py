@@ -75,7 +75,7 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     rows, view = args[0]._local, args[0]._spec.view
     if not args[0]._meta.shape.numel():
         return 0
-    copies = [] if view.of_parameters else view.aliased.of_memory(rows)
+    copies = [] if view.of_parameters else [copy for copy in view.aliased.of_memory(rows) if copy.whole.numel()]
     start = copies[0].whole.data_ptr() - copies[0].offset() if copies else _start(rows)
     return int(start + storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize)
 
@@ -163,6 +163,7 @@ def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batch, spec, rows = args[0], args[0]._spec, args[0]._local.detach()
     if spec.view.of_parameters:
         return func(rows)
+    rows = rows.conj() if rows.is_conj() else rows  # the values that memory has
     sample, count = batch._meta.strides[spec.dim] * spec.inner, spec.outer * spec.partition.rows
     size = rows.untyped_storage().nbytes()
     if size == count * sample * rows.itemsize:
