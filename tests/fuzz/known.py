@@ -61,6 +61,12 @@ LAYOUTS = {
         "(4, 2, 3)", "y = x.narrow(2, 0, 0)", "z = y.reshape(y.shape)", "print(z.data_ptr() == x.data_ptr())"
     ),
     "memory of conjugates": on("(6, 4)", "print((x * 1j).mH.untyped_storage()[7] > 128)"),
+    "written from its own columns": on(
+        "(4, 4)",
+        "try: x.copy_(x.mT)",
+        "except RuntimeError as error: print('overlap' if 'single memory location' in str(error) else error)",
+        "x.add_(x.T[0])",
+    ),
     "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
     "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "y.name = 1", "print(y is x, hasattr(x, 'name'))"),
     "itself": on(

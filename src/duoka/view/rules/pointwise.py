@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.hardware.vendors import TYPES
+from duoka.view.aliased import same_memory
 from duoka.view.rules.lookup import (
     Function,
     align,
@@ -74,6 +75,11 @@ def _from_right(batch: BatchTensor) -> int:
     return batch._rows.dim() - batch._spec.dim
 
 
+def _has_rows_at(batch: BatchTensor, spec: Spec, right: int) -> bool:
+    """Return True if a batch has the rows of `spec` in the dimension `right` from the right."""
+    return _from_right(batch) == right and same_rows(batch._spec, spec)
+
+
 def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> Any:
     """Compute an operation on the local rows, placed as in `spec`. right: the batch dimension, from the right.
 
@@ -83,7 +89,7 @@ def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec
     def local(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if isinstance(value, BatchTensor) and not (_from_right(value) == right and same_rows(value._spec, spec)):
+        if isinstance(value, BatchTensor) and not _has_rows_at(value, spec, right):
             value = value.full_tensor()
         return localise(value, spec, right)
 
@@ -107,10 +113,16 @@ def _part_of(value: Any) -> Any:
 
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As pointwise, writing to the local rows. Rows that are written to a plain tensor are gathered."""
-    if not isinstance(args[0], BatchTensor):
+    batch = args[0]
+    if not isinstance(batch, BatchTensor):
         return NotImplemented
-    done = _rows_of(func, args, kwargs, args[0]._spec, _from_right(args[0]))
-    return done if done is NotImplemented else args[0]
+    spec, right = batch._spec, _from_right(batch)
+    for value in (*args[1:], *kwargs.values()):
+        # On one device `x.copy_(x.T)` reads what it has written, or raises: a copy gathered before would do neither.
+        if isinstance(value, BatchTensor) and not _has_rows_at(value, spec, right) and same_memory(value._rows, batch._rows):
+            return NotImplemented
+    done = _rows_of(func, args, kwargs, spec, right)
+    return done if done is NotImplemented else batch
 
 
 def looked_up(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
