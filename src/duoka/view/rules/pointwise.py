@@ -117,10 +117,10 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not isinstance(batch, BatchTensor):
         return NotImplemented
     spec, right = batch._spec, _from_right(batch)
-    for value in (*args[1:], *kwargs.values()):
-        # On one device `x.copy_(x.T)` reads what it has written, or raises: a copy gathered before would do neither.
-        if isinstance(value, BatchTensor) and not _has_rows_at(value, spec, right) and same_memory(value._rows, batch._rows):
-            return NotImplemented
+    others = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, BatchTensor)]
+    # On one device `x.copy_(x.T)` reads what it has written, or raises: a copy gathered before would do neither.
+    if any(not _has_rows_at(other, spec, right) and same_memory(other._rows, batch._rows) for other in others):
+        return NotImplemented
     done = _rows_of(func, args, kwargs, spec, right)
     return done if done is NotImplemented else batch
 
