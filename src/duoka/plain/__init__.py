@@ -24,7 +24,6 @@ from duoka.plain import (
     loaders,
     locks,
     modules,
-    norm,
     optimizers,
     parallel,
     printing,
@@ -43,7 +42,6 @@ from duoka.view.view import View
 
 INTERCEPTIONS = (
     modules,  # module calls: view/modules/calls.py
-    norm,  # BatchNorm: view/shares/batch_norm.py
     autograd,  # backward passes, torch.autograd.grad: strategies
     hooks,  # hooks on leaves and modules
     constructors,  # tensors made of batches

@@ -107,6 +107,7 @@ def open_session(
     view.set_row_independent(settings.row_independent)
     if not view.shares.exact:
         view.set_weights(settings.weights)
+    view.batch_norm = settings.batch_norm
     if settings.randomness == "worker":
         view.rank_stream = RankStream((shared_random.entropy + ranks.rank) % 2**63)
     for line in untested(torch.__version__):

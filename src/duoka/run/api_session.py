@@ -10,7 +10,7 @@ import torch
 
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
-from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, scripting, transforms
+from duoka.plain import autograd, constructors, hooks, modules, optimizers, scripting, transforms
 from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
@@ -22,7 +22,6 @@ from duoka.view.support.determinism import be_deterministic
 
 INTERCEPTIONS = (
     modules,
-    norm,
     autograd,
     hooks,
     constructors,

@@ -66,6 +66,7 @@ class View:
         recomputed: modules that compute their activations again in the backward pass.
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         drawn: number of random draws for rows.
+        batch_norm: "local" if BatchNorm takes the statistics of each share, else "whole".
         rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
         aliased: gathered copies that the script holds references to.
         row_independent: functions that the user says compute each row by itself.
@@ -105,6 +106,7 @@ class View:
         self.recomputed: Collection[nn.Module] = ()
         self.prepare_model: Callable[[nn.Module], None] = lambda module: None
         self.drawn = 0
+        self.batch_norm = "whole"
         self.rank_stream: RankStream | None = None
         self.aliased = AliasedCopies()
         self.row_independent = RowIndependent()
@@ -269,8 +271,6 @@ class View:
 
     def all_sum(self, part: Tensor) -> Tensor:
         """All-reduce (sum) every rank's `part`, with gradients."""
-        if self.shares.recorder is None or self.shares.several:
-            return self._all_sum(part)
         autocast = _autocast_dtype(part)
 
         def again(part: Tensor) -> Tensor:
@@ -278,8 +278,7 @@ class View:
                 raise Outdated
             return self._all_sum(part)
 
-        total: Tensor = self.shares.recorder.calling(again, part)
-        return total
+        return self.shares.recorded(again, part)
 
     def _all_sum(self, part: Tensor) -> Tensor:
         shares = self.shares

@@ -509,6 +509,28 @@ def test_a_sum_over_all_ranks_is_part_of_a_program(function: Callable[[Tensor], 
     on_ranks(2, on_rank)
 
 
+def test_batch_norm_in_training_is_a_program() -> None:
+    batches = [normal(6, 4, seed=seed) for seed in range(4)]
+
+    def layer(x: Tensor, step: int, running: list[Tensor]) -> Tensor:
+        return F.batch_norm(x, *running, None, None, True, 0.1 * (step + 1), 1e-5)
+
+    running = [torch.zeros(4), torch.ones(4)]
+    expected = [(layer(x, step, running), *map(torch.clone, running)) for step, x in enumerate(batches)]
+
+    def on_rank(view: View) -> None:
+        running, programs = [torch.zeros(4), torch.ones(4)], set()
+        for step, (x, (normalised, *after)) in enumerate(zip(batches, expected, strict=True)):
+            collectives = view.ranks.begun
+            out = layer(shared(view, x), step, running)
+            assert view.ranks.begun == collectives + 1
+            torch.testing.assert_close((out.full_tensor(), *running), (normalised, *after), check_device=False)
+            programs.add(len(view.programs))
+        assert programs == {1}
+
+    on_ranks(2, on_rank)
+
+
 def test_batches_are_told_apart_by_their_place() -> None:
     def on_rank(view: View) -> list[Any]:
         whole = normal(4, 4)

@@ -140,6 +140,10 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
         + torch.batch_norm(y, None, w[2, :4], w[0, :4].detach(), w[1, :4].detach().abs() + 1, False, 0.1, 1e-5, False)
         + F.batch_norm(y.transpose(0, 2), w[0, :4].detach(), w[1, :4].detach().abs() + 1).transpose(0, 2)
     ),
+    "batch_norm in training": lambda x, y, c, w, v: (
+        F.batch_norm(x, None, None, w[2, :4], w[3, :4], True, 0.1, 1e-5)
+        + F.batch_norm(y, w[0, :4].detach().clone(), w[1, :4].detach().abs() + 1, training=True)
+    ),
     "pools": lambda x, y, c, w, v: _pools(x[:, None], y[:, None]),
     "embeddings none": lambda x, y, c, w, v: F.triplet_margin_loss(x[:, 0], y[:, 0], y[:, 1], reduction="none"),
     "more pointwise": lambda x, y, c, w, v: (

@@ -11,6 +11,7 @@ from duoka.view.dispatch import native
 from duoka.view.rules import (
     along,
     attention,
+    batch_norm,
     blocks,
     facts,
     gradients,
@@ -36,6 +37,7 @@ FAMILIES = (
     blocks,
     along,
     products,
+    batch_norm,
     others,
     attention,
     recurrent,
@@ -57,6 +59,6 @@ def install() -> None:
     BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
     BatchTensor.viewing = frozenset({*shapes.RULES.values(), indexing.getitem, pointwise.contiguous, facts.data})
     BatchTensor.computing = frozenset(
-        rule for family in (products, attention, recurrent, losses) for rule in family.RULES.values()
+        rule for family in (products, batch_norm, attention, recurrent, losses) for rule in family.RULES.values()
     )
     native.install()

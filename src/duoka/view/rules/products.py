@@ -213,7 +213,7 @@ def linear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     batch = args[0] if args else None
     if not isinstance(batch, BatchTensor) or batch._spec.dim == batch.dim() - 1:
         return NotImplemented
-    return _with_parameters(func, args, kwargs, batch._spec)
+    return with_parameters(func, args, kwargs, batch._spec)
 
 
 def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,7 +230,7 @@ def conv_tbc(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """conv_tbc of (T, n, C)."""
     if not isinstance(args[0], BatchTensor) or args[0]._spec.dim != 1:
         return NotImplemented
-    return _with_parameters(func, args, kwargs, args[0]._spec)
+    return with_parameters(func, args, kwargs, args[0]._spec)
 
 
 def samplewise(dims: int | None) -> Rule:
@@ -245,7 +245,7 @@ def samplewise(dims: int | None) -> Rule:
             return NotImplemented
         if (dims is not None and batch.dim() != dims) or (batch._spec.inner != 1 and dims is None):
             return NotImplemented
-        return _with_parameters(func, args, kwargs, batch._spec)
+        return with_parameters(func, args, kwargs, batch._spec)
 
     return layer
 
@@ -258,21 +258,13 @@ def instance_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return samplewise(None)(func, args, kwargs)
 
 
-def batch_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.batch_norm in evaluation, by the running statistics; in training see `shares/batch_norm.py`."""
-    batch = args[0] if args else None
-    if argument(args, kwargs, 5, "training", False) or not isinstance(batch, BatchTensor) or batch._spec.dim == 1:
-        return NotImplemented
-    return _with_parameters(func, args, kwargs, batch._spec)
-
-
 def layer_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.layer_norm and rms_norm over the last dimensions, the batch not among them."""
     batch = args[0] if args else None
     normalised = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
     if not isinstance(batch, BatchTensor) or batch._spec.dim >= batch.dim() - len(normalised):
         return NotImplemented
-    return _with_parameters(func, args, kwargs, batch._spec)
+    return with_parameters(func, args, kwargs, batch._spec)
 
 
 def embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -282,10 +274,10 @@ def embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return NotImplemented  # the table, or its gradient, depends on all rows
     if func is F.one_hot and (kwargs.get("num_classes", args[1] if len(args) > 1 else -1)) == -1:
         return NotImplemented  # the number of classes would be computed from local rows only
-    return _with_parameters(func, args, kwargs, batch._spec)
+    return with_parameters(func, args, kwargs, batch._spec)
 
 
-def _with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
+def with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
     """Call a function of rows; other arguments have the same rows in the same dimension, or are replicated."""
     several = func in _OF_SEVERAL
     others = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, BatchTensor)]
@@ -335,7 +327,6 @@ RULES: dict[Function, Rule] = {
         samplewise(None),
     ),
     F.instance_norm: instance_norm,
-    **dict.fromkeys(functions("batch_norm", (F, torch)), batch_norm),
     **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), layer_norm),
     **dict.fromkeys(functions("embedding one_hot", (F,)), embedding),
 }

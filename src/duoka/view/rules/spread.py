@@ -1,6 +1,6 @@
 """Variances and standard deviations over the batch: ranks exchange their means and variances, and no rows.
 
-They are combined as in BatchNorm (`duoka.view.shares.batch_norm`): a sum of squares would lose the digits of a
+They are combined as in BatchNorm (`duoka.view.rules.batch_norm`): a sum of squares would lose the digits of a
 variance that is small beside the mean.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.shares.batch_norm import combined
+from duoka.view.rules.batch_norm import combined
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec

@@ -105,6 +105,10 @@ class LocalShares:
         """
         return combine([part])[0]
 
+    def recorded(self, func: Callable[..., T], *args: Any) -> T:
+        """Call a function of the running rule that draws or meets other ranks; recorded, it is one call."""
+        return func(*args) if self.recorder is None or self.several else self.recorder.calling(func, *args)
+
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum over all shares of all processes. parts: those of the local shares."""
         return self.processes.all_reduce(parts[0].detach().clone())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.shares.batch_norm import BatchNormCall, whole_batch_norm
+from duoka.view.rules.batch_norm import Running, whole_batch_norm
 from duoka.view.view import View
 from tests.view.ranks import on_ranks, shared
 
@@ -65,8 +65,7 @@ def on_one_rank(view: View, x: Tensor, weight: Any, bias: Any, momentum: float, 
     own, *affine = leaves
     counts = torch.tensor(spec.partition.sizes) * (x.numel() // len(x) // 3)
     w, b = affine or (None, None)
-    call = BatchNormCall(own, *running, w, b, momentum, eps)
-    [out] = whole_batch_norm(call, [own], [w], [b], counts, view.shares)
+    [out] = whole_batch_norm([(own, w, b)], Running(*running, momentum, eps), counts, view.shares)
     weights = (torch.arange(1.0, x.numel() + 1, dtype=torch.float64).view(x.shape) / x.numel()).split(
         spec.partition.sizes
     )
@@ -131,8 +130,8 @@ def test_no_running_statistics() -> None:
     def on_rank(view: View) -> Tensor:
         rows = shared(view, x)
         counts = torch.tensor(rows._spec.partition.sizes)
-        call = BatchNormCall(rows, None, None, None, None, 0.1, 1e-5)
-        [out] = whole_batch_norm(call, [rows.to_local()], [None], [None], counts, view.shares)
+        running = Running(None, None, 0.1, 1e-5)
+        [out] = whole_batch_norm([(rows.to_local(), None, None)], running, counts, view.shares)
         return rows._spec.gather(out)
 
     for found in on_ranks(2, on_rank):
@@ -158,8 +157,7 @@ def test_a_first_layer_over_data_can_be_differentiated_twice(frozen: bool) -> No
         w, b = leaves()
         rows = shared(view, x)
         counts = torch.tensor(rows._spec.partition.sizes)
-        call = BatchNormCall(rows, None, None, w, b, 0.1, 1e-5)
-        [out] = whole_batch_norm(call, [rows.to_local()], [w], [b], counts, view.shares)
+        [out] = whole_batch_norm([(rows.to_local(), w, b)], Running(None, None, 0.1, 1e-5), counts, view.shares)
         weights = (torch.arange(1.0, x.numel() + 1, dtype=torch.float64).view(x.shape) / x.numel()).split(
             rows._spec.partition.sizes
         )

@@ -7,70 +7,81 @@ GPUs torch's kernels for this compute both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import has_kernel, uncounted
+from duoka.view.rules.lookup import Function, argument, functions
+from duoka.view.rules.products import with_parameters
 from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
+from duoka.view.tensor.batch import BatchTensor, Rule
 
-_one_device = F.batch_norm  # plain scripts get a replacement, which calls this module
+Operands = tuple[Tensor, "Tensor | None", "Tensor | None"]  # rows (rows, C, ...), weight and bias (C,)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchNormCall:
-    """A call of `F.batch_norm` in training mode. rows: shape (rows, C, ...); weight and bias: shape (C,)."""
+class Running(NamedTuple):
+    """The running statistics of a call, which it updates if there are any, and its numbers."""
 
-    rows: Tensor
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
+    mean: Tensor | None
+    var: Tensor | None
     momentum: float
     eps: float
 
-    def update_running(self, mean: Tensor, var: Tensor, total: Tensor | int) -> None:
-        """Update the running statistics. mean, var: of the batch, shape (C,); total: values per channel.
+    def update(self, mean: Tensor, var: Tensor, total: Tensor) -> None:
+        """Update them. mean, var: of the batch, shape (C,); total: values per channel.
 
         Like torch's kernels it counts no write: another call, of a plain tensor, may have saved them.
         """
-        if self.running_mean is not None and self.running_var is not None:
-            with torch.no_grad(), uncounted(self.running_mean), uncounted(self.running_var):
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-                self.running_var.lerp_((var * total / (total - 1)).to(self.running_var.dtype), self.momentum)
+        if self.mean is not None and self.var is not None:
+            with torch.no_grad(), uncounted(self.mean), uncounted(self.var):
+                self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
+                self.var.lerp_((var * total / (total - 1)).to(self.var.dtype), self.momentum)
 
 
-def in_training(
-    original: Callable[..., Any], of_batch: Callable[[BatchNormCall], Tensor | None]
-) -> Callable[..., Any]:
-    """Return an `F.batch_norm` that calls `of_batch` in training mode, and `original` if that returns None."""
+def batch_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.batch_norm; in training with the statistics of the whole batch, or of each share (`View.batch_norm`)."""
+    batch = args[0] if args else None
+    training, operands = argument(args, kwargs, 5, "training", False), (*args[1:], *kwargs.values())
+    if not isinstance(batch, BatchTensor) or batch._spec.dim == 1:
+        return NotImplemented
+    if not training:
+        return with_parameters(func, args, kwargs, batch._spec)
+    spec, rows, shares = batch._spec, batch._local, batch._spec.view.shares
+    if func is not F.batch_norm or spec.dim != 0 or any(isinstance(value, BatchTensor) for value in operands):
+        return NotImplemented
+    if batch.dim() < 2 or batch.numel() <= batch.shape[1]:
+        return NotImplemented  # torch raises the error
+    names = ("running_mean", "running_var", "weight", "bias")
+    mean, var, weight, bias = (argument(args, kwargs, index, name) for index, name in enumerate(names, 1))
+    momentum, eps = argument(args, kwargs, 6, "momentum", 0.1), argument(args, kwargs, 7, "eps", 1e-5)
+    if spec.view.batch_norm == "local":
+        if spec.view is not spec.view.siblings[0]:  # the running ones follow this rank's first share
+            mean = var = None
+        return BatchTensor(func(rows, mean, var, weight, bias, True, momentum, eps), spec)
+    values = rows.numel() // rows.shape[1] // spec.partition.rows  # of a channel in a sample
 
-    def batch_norm(
-        input: Tensor,  # noqa: A002
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
+    def normalise(
+        rows: Tensor, mean: Any, var: Any, weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float
     ) -> Any:
-        if training:
-            if input.dim() > 1 and input.shape[0] * prod(input.shape[2:]) == 1:
-                original(torch.empty(input.shape), None, None, training=True)  # raises torch's error
-            out = of_batch(BatchNormCall(input, running_mean, running_var, weight, bias, momentum, eps))
-            if out is not None:
-                return out
-        return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        running, counts = Running(mean, var, momentum, eps), _counts(spec.partition.sizes, values, rows.device)
+        return shares.synchronize(
+            lambda parts: whole_batch_norm(parts, running, counts, shares), (rows, weight, bias)
+        )
 
-    return batch_norm
+    return BatchTensor(shares.recorded(normalise, rows, mean, var, weight, bias, momentum, eps), spec)
+
+
+@lru_cache(maxsize=256)
+def _counts(sizes: tuple[int, ...], each: int, device: torch.device) -> Tensor:
+    """Return the number of values per channel on each rank."""
+    return torch.tensor(sizes, device=device) * each
 
 
 def combined(means: Tensor, variances: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,32 +95,20 @@ def combined(means: Tensor, variances: Tensor, fractions: Tensor) -> tuple[Tenso
 
 
 def whole_batch_norm(
-    call: BatchNormCall,
-    rows: Sequence[Tensor],
-    weights: Sequence[Tensor | None],
-    biases: Sequence[Tensor | None],
-    counts: Tensor,
-    shares: LocalShares,
-) -> list[Tensor]:
-    """Compute `F.batch_norm` in training mode with the statistics of the whole batch, and update the running ones.
+    parts: Sequence[Operands], running: Running, counts: Tensor, shares: LocalShares
+) -> Sequence[Tensor]:
+    """Compute `F.batch_norm` in training with the statistics of the whole batch, and update the running ones.
 
-    Args:
-        call: the call; its parameters are replaced by `weights` and `biases`.
-        rows: of each local share, shape (rows, C, ...).
-        weights: the parameter as each local share uses it.
-        biases: likewise.
-        counts: values per channel in each share of all ranks, shape (world_size,).
-        shares: the local shares.
-
-    Returns:
-        The output of each local share, of the shape of its rows.
+    parts: the operands of each local share. counts: values per channel in each share of all ranks. The outputs have
+    the shapes of the rows.
     """
-    out: list[Tensor]
-    if shares.count == 1 and not shares.exact and _has_kernels(call, rows[0], weights[0], biases[0]):
-        return [_KernelBatchNorm.apply(shares, call, counts, rows[0], weights[0], biases[0])]
+    if shares.count == 1 and not shares.exact and _has_kernels(running, *parts[0]):
+        return [_KernelBatchNorm.apply(shares, running, counts, *parts[0])]
     total = counts.sum()
-    *out, mean, var = _WholeBatchNorm.apply(shares, call.eps, counts, total, *rows, *weights, *biases)
-    call.update_running(mean, var, total)
+    inputs = (operand for kind in zip(*parts, strict=True) for operand in kind)
+    out: list[Tensor]
+    *out, mean, var = _WholeBatchNorm.apply(shares, running.eps, counts, total, *inputs)
+    running.update(mean, var, total)
     return out
 
 
@@ -129,7 +128,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         ctx.save_for_backward(*inputs, mean, var)
         ctx.eps, ctx.total, ctx.shares = eps, total, shares
         out = [
-            _one_device(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
+            F.batch_norm(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
             for part, weight, bias in zip(rows, weights, biases, strict=True)
         ]
         ctx.mark_non_differentiable(mean, var)
@@ -169,28 +168,21 @@ class _KernelBatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         shares: LocalShares,
-        call: BatchNormCall,
+        running: Running,
         counts: Tensor,
         rows: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
         rows = _dense(rows)
-        mine = torch.stack(torch.batch_norm_stats(rows, call.eps))
+        mine = torch.stack(torch.batch_norm_stats(rows, running.eps))
         means, inverses = shares.processes.all_gather(mine).unbind(1)
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
-            means,
-            means,
-            inverses,
-            call.running_mean,
-            call.running_var,
-            call.momentum,
-            call.eps,
-            counts.to(means.dtype),
+            means, means, inverses, *running, counts.to(means.dtype)
         )
         ctx.save_for_backward(rows, weight, bias, mean, inverse, counts)
-        ctx.shares, ctx.eps = shares, call.eps
-        return torch.batch_norm_elemt(rows, weight, bias, mean, inverse, call.eps)
+        ctx.shares, ctx.eps = shares, running.eps
+        return torch.batch_norm_elemt(rows, weight, bias, mean, inverse, running.eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -210,7 +202,7 @@ class _KernelBatchNorm(torch.autograd.Function):
         return None, None, None, by_rows, by_weight if wanted[1] else None, by_bias if wanted[2] else None
 
 
-def _has_kernels(call: BatchNormCall, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+def _has_kernels(running: Running, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Return True if torch has kernels for a call. It is the same on all ranks."""
     if (
         not has_kernel(torch.ops.aten.batch_norm_stats.default, rows.device.type)
@@ -219,7 +211,7 @@ def _has_kernels(call: BatchNormCall, rows: Tensor, weight: Tensor | None, bias:
     ):
         return False
     kind = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    kinds = {value.dtype for value in (call.running_mean, call.running_var) if value is not None}
+    kinds = {value.dtype for value in (running.mean, running.var) if value is not None}
     affine = {value.dtype for value in (weight, bias) if value is not None}
     return kinds <= {kind} and len(affine) <= 1 and affine <= {kind, rows.dtype}
 
@@ -288,3 +280,6 @@ def channels(rows: Tensor) -> list[int]:
 def all_but_channels(rows: Tensor) -> list[int]:
     """Return the dimensions of `rows` over which statistics are computed."""
     return [0, *range(2, rows.dim())]
+
+
+RULES: dict[Function, Rule] = dict.fromkeys(functions("batch_norm", (F, torch)), batch_norm)
