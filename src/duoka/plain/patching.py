@@ -13,7 +13,6 @@ from typing import Any
 
 from duoka.private.torch import LAZY_METHODS
 from duoka.system.modules import is_users
-from duoka.view.tensor.batch import BatchTensor
 
 
 class _Here(threading.local):
@@ -40,8 +39,6 @@ class Patches:
         original = getattr(space, name)
         replacement = make(original)
         functools.update_wrapper(replacement, original)
-        if original in BatchTensor.rules:  # torch passes the replacement to __torch_function__
-            BatchTensor.rules = {**BatchTensor.rules, replacement: BatchTensor.rules[original]}
         if original in LAZY_METHODS:
             LAZY_METHODS.append(replacement)
             self.at_end(lambda: LAZY_METHODS.remove(replacement))

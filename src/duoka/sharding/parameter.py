@@ -183,7 +183,7 @@ _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_)
 def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Sharded]) -> Any:
     """Call a function with sharded parameters: by the rules of batches, or with unsharded ones."""
     blocks = parameters[0]._block.blocks
-    if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
+    if BatchTensor.traits_of(func).unrecorded:  # functions of gradients or properties
         blocks.add_unsynced() if func in _OF_GRADIENTS else blocks.add_deferred()
         if func == _OF_GRADIENTS[1] and isinstance(args[1], BatchTensor) and args[1]._spec != args[0]._spec:
             args = args[0], args[1].full_tensor()  # rows of a loader's batch are not divided as parameters are
@@ -219,7 +219,7 @@ def _works_on_shards(
         return True
     if torch.is_grad_enabled() and any(parameter._rows.requires_grad for parameter in parameters):
         return False
-    return writes or BatchTensor.rules.get(func) not in BatchTensor.computing
+    return writes or not BatchTensor.traits_of(func).computes
 
 
 def _on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

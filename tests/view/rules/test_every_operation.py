@@ -48,9 +48,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
         monkeypatch.setattr(f"torch.{device}.random._lazy_call", lambda *args, **kwargs: None)
     noted = {rule: noting(rule) for rule in BatchTensor.rules.values()}
     monkeypatch.setattr(BatchTensor, "rules", {func: noted[rule] for func, rule in BatchTensor.rules.items()})
-    for kind in ("once_for_all_shares", "drawing", "unrecorded", "viewing"):
-        rules = getattr(BatchTensor, kind)
-        monkeypatch.setattr(BatchTensor, kind, frozenset(noted.get(rule, rule) for rule in rules))
+    monkeypatch.setattr(BatchTensor, "traits", {noted[rule]: of for rule, of in BatchTensor.traits.items()})
     return found
 
 

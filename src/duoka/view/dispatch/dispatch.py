@@ -57,12 +57,12 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
     if func not in BatchTensor.rules:
-        func = _known(func)
+        func = BatchTensor.known(func)
     if func is _GETITEM or func is _SETITEM:
         out = index_cached(*args)
         if out is not NotImplemented:
             return out
-    if operators_are_observed() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
+    if operators_are_observed() and not BatchTensor.traits_of(func).unrecorded:
         return compute_whole(func, args, kwargs)
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
@@ -99,17 +99,6 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     except Exception as error:
         view.raised(error)
         raise
-
-
-def _known(func: Function) -> Function:
-    """Return the function with a rule that a script's or a library's function wraps; `func` if there is none.
-
-    torch passes what stands in place of a method, though it was called with the arguments of the method itself.
-    """
-    inner: Any = func
-    while inner is not None and inner not in BatchTensor.rules:
-        inner = getattr(inner, "__wrapped__", None)
-    return func if inner is None else inner
 
 
 def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -206,15 +195,15 @@ def _rule_or_whole(
     rule = BatchTensor.rules.get(func)
     if rule is None and isinstance(func, OPERATORS):
         return compute_opaque(names_of_operator(func), func, args, kwargs)
-    multiplies = view.of_parameters and rule in BatchTensor.computing  # in 16 bits, as some optimizers do
+    traits = BatchTensor.traits_of(func)
+    multiplies = view.of_parameters and traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or kwargs.get("out") is not None:
         return compute_whole(func, args, kwargs)
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
     try:
         # A gradient is asked of a tensor itself.
-        itself = rule in BatchTensor.once_for_all_shares
-        operands = (args, kwargs) if itself else _replicated(call, args, kwargs, view)
+        operands = (args, kwargs) if traits.once_for_all_shares else _replicated(call, args, kwargs, view)
         out = _run_and_maybe_record(rule, func, *operands, view, call.key)
     except Exception as error:
         if has_sparse((args, kwargs)):  # rules split dense tensors
@@ -254,7 +243,7 @@ def _run_and_maybe_record(
     Not in the first call, as sequences of some length may come only once; and not again and again, as a rule that
     calls a collective never becomes a program.
     """
-    may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.aliased.is_active
+    may_be_kept = key is not None and not BatchTensor.traits_of(func).unrecorded and not view.aliased.is_active
     if may_be_kept and func is not _L1_LOSS:  # its `weight` bypasses the recorder
         calls = view.calls[key] or 0
         if calls <= _RECORDED_AT_MOST:
@@ -277,7 +266,7 @@ def _conforming(
                 view.outcomes.keep(key, known)
         return known
 
-    views = rule in BatchTensor.viewing
+    views = BatchTensor.traits_of(func).views
     if views and outcome() is RAISES:
         return NotImplemented  # computed whole, it raises torch's error
     if recorder is not None:
@@ -340,10 +329,10 @@ def _with_distinct_floats(value: Any) -> Any:
 
 def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
     """Make the call for each local share."""
-    rule, shares = BatchTensor.rules.get(func), call.batches[0]._meta.spec.view.shares
-    if rule in BatchTensor.once_for_all_shares:
-        return rule(func, args, kwargs)
-    draws = rule in BatchTensor.drawing
+    traits, shares = BatchTensor.traits_of(func), call.batches[0]._meta.spec.view.shares
+    if traits.once_for_all_shares:
+        return BatchTensor.rules[func](func, args, kwargs)
+    draws = traits.draws
     if not draws and (out := _replay_each_share(func, args, kwargs, call)) is not NotImplemented:
         return out
     shares.draw_cache = DrawCache() if draws else None

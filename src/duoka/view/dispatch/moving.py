@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -20,14 +19,13 @@ _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap 
 
 def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     """Return the device on which a function is asked to give its result; None if it is asked for none."""
-    method = unwrap(func)
-    if method is _TO:
+    if func is _TO:
         given = {name: value for name, value in kwargs.items() if name != "memory_format"}
         device: torch.device | None = parse_to(*args[1:], **given)[0]
         return device
-    if method is _CPU:
+    if func is _CPU:
         return torch.device("cpu")
-    moves = method in accelerator.MOVES
+    moves = func in accelerator.MOVES
     asked = args[1] if moves and len(args) > 1 else kwargs.get("device")
     if asked is None:
         return torch.empty(0, device=accelerator.kind()).device if moves else None
@@ -36,7 +34,7 @@ def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if a function computes with rows of the host beside tensors of another device, and writes none."""
-    if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.rules.get(func) in BatchTensor.unrecorded:
+    if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.traits_of(func).unrecorded:
         return False
     tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     return any(one.dim() > 0 and one.device == device for one in tensors if not isinstance(one, BatchTensor))
@@ -51,8 +49,7 @@ def on_host(out: Any) -> Any:
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
     """Return the call whose result is on `device`, that of the rows."""
-    method = unwrap(func)
-    if method not in (_TO, _CPU, *accelerator.MOVES):
+    if func not in (_TO, _CPU, *accelerator.MOVES):
         return func, args, {**kwargs, "device": device}
-    dtype = parse_to(*args[1:], **kwargs)[1] if method is _TO else None
+    dtype = parse_to(*args[1:], **kwargs)[1] if func is _TO else None
     return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from duoka.view.dispatch import native
 from duoka.view.rules import (
     along,
+    apart,
     attention,
     batch_norm,
     blocks,
@@ -18,7 +19,6 @@ from duoka.view.rules import (
     indexing,
     lists,
     losses,
-    others,
     packing,
     pointwise,
     products,
@@ -27,7 +27,7 @@ from duoka.view.rules import (
     reductions,
     shapes,
 )
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor, Traits
 
 FAMILIES = (
     pointwise,
@@ -38,7 +38,7 @@ FAMILIES = (
     along,
     products,
     batch_norm,
-    others,
+    apart,
     attention,
     recurrent,
     packing,
@@ -54,11 +54,11 @@ def install() -> None:
     """Install the rules in BatchTensor."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
     once_for_all_shares = facts.ONCE_FOR_ALL_SHARES | gradients.ONCE_FOR_ALL_SHARES | shapes.ONCE_FOR_ALL_SHARES
-    BatchTensor.once_for_all_shares = once_for_all_shares
-    BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING
-    BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
-    BatchTensor.viewing = frozenset({*shapes.RULES.values(), indexing.getitem, pointwise.contiguous, facts.data})
-    BatchTensor.computing = frozenset(
-        rule for family in (products, batch_norm, attention, recurrent, losses) for rule in family.RULES.values()
-    )
+    draws = {*randomness.RULES.values(), *attention.RULES.values(), recurrent.layers}
+    unrecorded = {*facts.RULES.values(), *gradients.RULES.values()}
+    views = {*shapes.RULES.values(), indexing.getitem, pointwise.contiguous, facts.data}
+    models = products, batch_norm, attention, recurrent, losses
+    computes = {rule for family in models for rule in family.RULES.values()}
+    sets = once_for_all_shares, draws, unrecorded, views, computes
+    BatchTensor.traits = {rule: Traits(*(rule in of for of in sets)) for rule in BatchTensor.rules.values()}
     native.install()

@@ -49,7 +49,7 @@ def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: dic
         return NotImplemented
     spec = index._spec
     if dim % table.dim() == spec.dim:
-        return BatchTensor(func(spec.view.replicate(table), dim, index._local), spec)
+        return BatchTensor(func(table, dim, index._local), spec)
     return BatchTensor(func(rows_in(table, spec, spec.dim), dim, index._local), spec)
 
 

@@ -69,9 +69,8 @@ def _of_queries(func: Function, arguments: dict[str, Any], spec: Spec) -> Any:
     ):
         return NotImplemented
     attn_mask = arguments.get("attn_mask")
-    local = {name: spec.view.replicate(arguments[name]) for name in ("key", "value")}
     masked = {} if attn_mask is None else {"attn_mask": localise(attn_mask, spec, 2)}
-    return BatchTensor(func(**{**arguments, **local, **masked, "query": arguments["query"]._local}), spec)
+    return BatchTensor(func(**{**arguments, **masked, "query": arguments["query"]._local}), spec)
 
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward).parameters
@@ -91,7 +90,6 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return NotImplemented
     heads = arguments["num_heads"]
     by_heads = replace(spec, dim=0, inner=spec.inner * heads)
-    arguments.update({name: spec.view.replicate(arguments[name]) for name in _WEIGHTS if arguments[name] is not None})
     places = dict.fromkeys(("query", "key", "value"), spec) | {"key_padding_mask": spec.at(0)}
     places |= dict.fromkeys(("static_k", "static_v"), by_heads)
     attn_mask = arguments["attn_mask"]
@@ -196,4 +194,3 @@ RULES: dict[Function, Rule] = {
     F.scaled_dot_product_attention: dot_product,
     F.multi_head_attention_forward: multi_head,
 }
-DRAWING: frozenset[Rule] = frozenset({dot_product, multi_head})

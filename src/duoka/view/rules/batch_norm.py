@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import has_kernel, uncounted
+from duoka.view.rules.apart import apart, these
 from duoka.view.rules.lookup import Function, argument, functions
-from duoka.view.rules.products import with_parameters
 from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
@@ -49,10 +50,10 @@ def batch_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """F.batch_norm; in training with the statistics of the whole batch, or of each share (`View.batch_norm`)."""
     batch = args[0] if args else None
     training, operands = argument(args, kwargs, 5, "training", False), (*args[1:], *kwargs.values())
-    if not isinstance(batch, BatchTensor) or batch._spec.dim == 1:
-        return NotImplemented
     if not training:
-        return with_parameters(func, args, kwargs, batch._spec)
+        return _EVALUATED(func, args, kwargs)
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
     spec, rows, shares = batch._spec, batch._local, batch._spec.view.shares
     if func is not F.batch_norm or spec.dim != 0 or any(isinstance(value, BatchTensor) for value in operands):
         return NotImplemented
@@ -76,6 +77,9 @@ def batch_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         )
 
     return BatchTensor(shares.recorded(normalise, rows, mean, var, weight, bias, momentum, eps), spec)
+
+
+_EVALUATED = apart(these(1), inf)
 
 
 @lru_cache(maxsize=256)

@@ -208,7 +208,7 @@ def _looked_up(table: Tensor, index: Any) -> Any:
         return NotImplemented
     spec, right = align(walk.items)
     items = tuple(localise(item, spec, right) for item in walk.items)
-    return BatchTensor(spec.view.replicate(table)[items], spec.at(walk.start + walk.tensor_dims - right))
+    return BatchTensor(table[items], spec.at(walk.start + walk.tensor_dims - right))
 
 
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,7 +262,7 @@ def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
         return NotImplemented
     if isinstance(value, BatchTensor) or (isinstance(value, Tensor) and value.dim() > ndim_of(batch) - ndim_of(mask)):
         return NotImplemented
-    batch._local[mask._local] = batch._spec.view.replicate(value) if isinstance(value, Tensor) else value
+    batch._local[mask._local] = value
     return None
 
 

@@ -131,11 +131,7 @@ def sample_loss(operands: str) -> Rule:
             return NotImplemented
         local = {name: rows_in(arguments[name], spec, 0) for name in by_sample}
         reduction = arguments.pop("reduction")
-        others = {
-            name: value for name, value in arguments.items() if name not in by_sample and isinstance(value, Tensor)
-        }
-        entered = {name: spec.view.replicate(value) for name, value in others.items()}
-        each = BatchTensor(func(**{**arguments, **entered, **local}, reduction="none"), spec)
+        each = BatchTensor(func(**{**arguments, **local}, reduction="none"), spec)
         return _reduced(each, reduction)
 
     return loss

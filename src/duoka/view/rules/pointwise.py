@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ IN_PLACE = " ".join(f"{name}_" for name in NAMES.split() if not name.startswith(
 def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute an operation on the local rows; a plain operand of the batch's size is split."""
     values = (*args, *kwargs.values())
-    if unwrap(func) in _CONVERSIONS:  # only read the type and device of the other
+    if func in _CONVERSIONS:  # only read the type and device of the other
         out = func(*map(_part_of, args), **{name: _part_of(value) for name, value in kwargs.items()})
         return BatchTensor(out, args[0]._spec) if isinstance(args[0], BatchTensor) else out
     spec, right = None, 0
@@ -165,17 +164,6 @@ def compared(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 _EQUAL = functions("equal", (Tensor, torch))
 
 
-def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """fake_quantize with given scales: one, or one for each entry of another dimension."""
-    batch = args[0]
-    if kwargs or not isinstance(batch, BatchTensor) or any(isinstance(value, BatchTensor) for value in args[1:]):
-        return NotImplemented
-    if "channel" in func.__name__ and args[3] % ndim_of(batch) == batch._spec.dim:
-        return NotImplemented
-    replicated = [batch._spec.view.replicate(value) if isinstance(value, Tensor) else value for value in args[1:]]
-    return BatchTensor(func(batch._local, *replicated), batch._spec)
-
-
 def contiguous(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute `x.contiguous()`."""
     return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
@@ -187,8 +175,5 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(getters("real imag"), pointwise),
     **dict.fromkeys(functions("bucketize isin searchsorted", (torch,)), looked_up),
     **dict.fromkeys(functions("equal allclose", (Tensor, torch)), compared),
-    **dict.fromkeys(
-        functions("fake_quantize_per_tensor_affine fake_quantize_per_channel_affine", (torch,)), quantised
-    ),
     **dict.fromkeys(functions(IN_PLACE), in_place),
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.view.rules.apart import Mixed, apart, last, these
 from duoka.view.rules.lookup import (
     Function,
     NotByRows,
@@ -20,7 +23,6 @@ from duoka.view.rules.lookup import (
     rows_in,
     same_rows,
     shape_of,
-    wrap,
 )
 from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
 from duoka.view.tensor.spec import Spec
@@ -208,104 +210,74 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
     return rows_in(operand, spec, names.index(letter))
 
 
-def linear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.linear(rows, weight, bias)."""
-    batch = args[0] if args else None
-    if not isinstance(batch, BatchTensor) or batch._spec.dim == batch.dim() - 1:
-        return NotImplemented
-    return with_parameters(func, args, kwargs, batch._spec)
-
-
 def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.bilinear(rows, rows, weight, bias)."""
     spec, right = align(args[:2])
     if right < 2:
         return NotImplemented
     sides = [localise(side, spec, right) for side in args[:2]]
-    rest = [value if value is None else spec.view.replicate(value) for value in args[2:]]
-    return BatchTensor(func(*sides, *rest, **{n: spec.view.replicate(v) for n, v in kwargs.items()}), spec)
+    return BatchTensor(func(*sides, *args[2:], **kwargs), spec)
 
 
-def conv_tbc(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """conv_tbc of (T, n, C)."""
-    if not isinstance(args[0], BatchTensor) or args[0]._spec.dim != 1:
-        return NotImplemented
-    return with_parameters(func, args, kwargs, args[0]._spec)
-
-
-def samplewise(dims: int | None) -> Rule:
-    """Make a rule for a layer that computes each sample along dimension 0 independently.
-
-    dims: number of dimensions of its input, including the batch; None: any.
-    """
+def of_samples(ndim: int) -> Rule:
+    """Make a rule for a layer of several tensors of samples, of `ndim` dimensions with the batch in the first."""
 
     def layer(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        batch = args[0] if args else None
-        if not isinstance(batch, BatchTensor) or batch._spec.dim != 0:
+        spec, right = align((*args, *kwargs.values()))
+        if right != ndim:
             return NotImplemented
-        if (dims is not None and batch.dim() != dims) or (batch._spec.inner != 1 and dims is None):
-            return NotImplemented
-        return with_parameters(func, args, kwargs, batch._spec)
+
+        def rows(value: Any) -> Any:
+            return rows_in(value, spec, 0) if isinstance(value, Tensor) else value
+
+        return BatchTensor(func(*map(rows, args), **{name: rows(value) for name, value in kwargs.items()}), spec)
 
     return layer
 
 
-def instance_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.instance_norm, unless it keeps statistics of the whole batch."""
+def _within_samples(dims: int | None) -> Mixed:
+    """Select all but the first dimension of inputs of so many dimensions (None: any)."""
+
+    def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+        return range(1, ndim) if ndim == dims or (dims is None and args[0]._spec.inner == 1) else None
+
+    return mixed
+
+
+def _instance(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+    """Select what F.instance_norm mixes, unless it keeps statistics of the whole batch."""
     keeps = argument(args, kwargs, 1, "running_mean") is not None
     if keeps and argument(args, kwargs, 5, "use_input_stats", True):
-        return NotImplemented
-    return samplewise(None)(func, args, kwargs)
+        return None
+    return _within_samples(None)(args, kwargs, ndim)
 
 
-def layer_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.layer_norm and rms_norm over the last dimensions, the batch not among them."""
-    batch = args[0] if args else None
-    normalised = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
-    if not isinstance(batch, BatchTensor) or batch._spec.dim >= batch.dim() - len(normalised):
-        return NotImplemented
-    return with_parameters(func, args, kwargs, batch._spec)
+def _normalised(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+    """Select what F.layer_norm and rms_norm mix."""
+    return range(ndim - len(argument(args, kwargs, 1, "normalized_shape", ())), ndim)
 
 
-def embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.embedding(ids, table) and one_hot: a dimension more at the end."""
-    batch = args[0] if args else None
-    if not isinstance(batch, BatchTensor) or kwargs.get("max_norm") is not None or kwargs.get("scale_grad_by_freq"):
-        return NotImplemented  # the table, or its gradient, depends on all rows
-    if func is F.one_hot and (kwargs.get("num_classes", args[1] if len(args) > 1 else -1)) == -1:
-        return NotImplemented  # the number of classes would be computed from local rows only
-    return with_parameters(func, args, kwargs, batch._spec)
+def _looked_up(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+    """Select nothing for F.embedding, unless the table or its gradient depends on all rows."""
+    depends = argument(args, kwargs, 3, "max_norm") is not None or argument(args, kwargs, 5, "scale_grad_by_freq")
+    return None if depends else ()
 
 
-def with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
-    """Call a function of rows; other arguments have the same rows in the same dimension, or are replicated."""
-    several = func in _OF_SEVERAL
-    others = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, BatchTensor)]
-    if others and not (several and all(o._spec.dim == spec.dim and same_rows(o._spec, spec) for o in others)):
-        return NotImplemented
-
-    def local(value: Any) -> Any:
-        if isinstance(value, BatchTensor) or not isinstance(value, Tensor):
-            return value._local if isinstance(value, BatchTensor) else value
-        if several and value.dim() == args[0].dim() and value.shape[spec.dim] == spec.size:
-            return spec.local_rows(value)
-        return spec.view.replicate(value)
-
-    return wrap(func(*map(local, args), **{name: local(value) for name, value in kwargs.items()}), spec)
+def _classes(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+    """Select nothing for one_hot, unless it computes the number of classes."""
+    return None if argument(args, kwargs, 1, "num_classes", -1) == -1 else ()
 
 
 _BY_DIMS = {
     3: """conv1d conv_transpose1d max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d lp_pool1d fold
-    max_pool1d_with_indices adaptive_max_pool1d_with_indices max_unpool1d""",
+    max_pool1d_with_indices adaptive_max_pool1d_with_indices""",
     4: """conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d lp_pool2d
-    pixel_shuffle pixel_unshuffle unfold max_pool2d_with_indices adaptive_max_pool2d_with_indices max_unpool2d
-    grid_sample""",
+    pixel_shuffle pixel_unshuffle unfold max_pool2d_with_indices adaptive_max_pool2d_with_indices""",
     5: """conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d lp_pool3d
-    max_pool3d_with_indices adaptive_max_pool3d_with_indices max_unpool3d""",
+    max_pool3d_with_indices adaptive_max_pool3d_with_indices""",
 }
 
-# What takes several tensors of samples.
-_OF_SEVERAL = functions("grid_sample max_unpool1d max_unpool2d max_unpool3d", (F,))
+_ANY_DIMS = "group_norm interpolate prelu channel_shuffle native_channel_shuffle local_response_norm"
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch, torch.linalg)), matmul),
@@ -314,19 +286,20 @@ RULES: dict[Function, Rule] = {
     torch.tensordot: tensordot,
     **dict.fromkeys(functions("inner", (Tensor, torch)), inner),
     **dict.fromkeys(functions("bilinear", (F, torch)), bilinear),
-    **dict.fromkeys(functions("conv_tbc", (F, torch)), conv_tbc),
     **dict.fromkeys(functions("outer ger cdist", (Tensor, torch)), every_pair),
     torch.einsum: einsum,
-    F.linear: linear,
-    **{func: samplewise(dims) for dims, names in _BY_DIMS.items() for func in functions(names, (torch, F))},
-    **dict.fromkeys(
-        functions(
-            "group_norm interpolate prelu channel_shuffle native_channel_shuffle local_response_norm",
-            (F, torch, Tensor),
-        ),
-        samplewise(None),
-    ),
-    F.instance_norm: instance_norm,
-    **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), layer_norm),
-    **dict.fromkeys(functions("embedding one_hot", (F,)), embedding),
+    F.linear: apart(last(1), inf),
+    **dict.fromkeys(functions("conv_tbc", (F, torch)), apart(these(0, 2), inf)),
+    **{
+        func: apart(_within_samples(dims), inf)
+        for dims, names in _BY_DIMS.items()
+        for func in functions(names, (torch, F))
+    },
+    **dict.fromkeys(functions(_ANY_DIMS, (F, torch, Tensor)), apart(_within_samples(None), inf)),
+    **{getattr(F, f"max_unpool{count}d"): of_samples(count + 2) for count in (1, 2, 3)},
+    F.grid_sample: of_samples(4),
+    F.instance_norm: apart(_instance, inf),
+    **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), apart(_normalised, inf)),
+    F.embedding: apart(_looked_up, inf),
+    F.one_hot: apart(_classes, inf),
 }

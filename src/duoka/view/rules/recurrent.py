@@ -28,10 +28,10 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     data, states, weights, _, count, dropout, training, _, batch_first = args
     dim = 0 if batch_first else 1
     spec = _spec_of([(data, dim), *((state, 1) for state in _listed(states))])
-    rows, (local_states, replicated) = rows_in(data, spec, dim), _operands(states, weights, spec.at(1))
+    rows, local_states = rows_in(data, spec, dim), _states(states, weights, spec.at(1))
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
     with draws if dropout and training and count > 1 else nullcontext():
-        out, *after = func(rows, local_states, replicated, *args[3:])
+        out, *after = func(rows, local_states, *args[2:])
     return BatchTensor(out, spec.at(dim)), *(BatchTensor(state, spec.at(1)) for state in after)
 
 
@@ -44,10 +44,10 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
     partition = packed_cut(data, sizes)
     spec = data._spec
     sequences = Spec(spec.view, partition.sequences, 1)
-    local_states, replicated = _operands(states, weights, sequences)
+    local_states = _states(states, weights, sequences)
     draws = placing(lambda shape: spec if len(shape) > 1 else None)
     with draws if dropout and training and count > 1 else nullcontext():
-        out, *after = func(data._local, partition.own_sizes, local_states, replicated, *args[4:])
+        out, *after = func(data._local, partition.own_sizes, local_states, *args[3:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
 
 
@@ -59,13 +59,12 @@ def _spec_of(places: list[tuple[Any, int]]) -> Spec:
     return batches[0][0]
 
 
-def _operands(states: Any, weights: Sequence[Any], spec: Spec) -> tuple[Any, list[Any]]:
-    """Return the local rows of states, which are placed as in `spec`, and the replicated weights."""
+def _states(states: Any, weights: Sequence[Any], spec: Spec) -> Any:
+    """Return the local rows of states, which are placed as in `spec`; raise NotByRows if a weight is a batch."""
     if any(isinstance(weight, BatchTensor) for weight in weights):
         raise NotByRows
     rows = tuple(rows_in(state, spec, spec.dim) for state in _listed(states))
-    replicated = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
-    return rows if isinstance(states, (list, tuple)) else rows[0], replicated
+    return rows if isinstance(states, (list, tuple)) else rows[0]
 
 
 def _listed(states: Any) -> list[Tensor]:
@@ -78,8 +77,7 @@ def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     data, states, *weights = args
     spec = _spec_of([(data, 0), *((state, 0) for state in _listed(states))])
-    local_states, replicated = _operands(states, weights, spec)
-    out = func(rows_in(data, spec, 0), local_states, *replicated)
+    out = func(rows_in(data, spec, 0), _states(states, weights, spec), *weights)
     return tuple(BatchTensor(part, spec) for part in out) if isinstance(out, tuple) else BatchTensor(out, spec)
 
 
@@ -87,4 +85,3 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("lstm gru rnn_tanh rnn_relu", (torch,)), layers),
     **dict.fromkeys(functions("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", (torch,)), cell),
 }
-DRAWING: frozenset[Rule] = frozenset({layers})

@@ -10,16 +10,14 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.view.rules import norms, spread
-from duoka.view.rules.lookup import Function, argument, from_left, functions, wrap
+from duoka.view.rules.apart import rows_apart
+from duoka.view.rules.lookup import Function, argument, from_left, functions
 from duoka.view.rules.pointwise import pointwise
 from duoka.view.tensor.batch import BatchTensor, Rule
 
 ALONG = """
 sum mean nansum nanmean prod max min amax amin aminmax argmax argmin any all norm std var std_mean var_mean
 logsumexp median nanmedian mode count_nonzero quantile nanquantile kthvalue
-"""
-KEEPING = """
-softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort topk normalize glu diff
 """
 
 
@@ -43,9 +41,7 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             return NotImplemented if norm is None else norm
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
-    out = func(batch._local, *args[1:], **kwargs)
-    before = 0 if keepdim else sum(dim < batch._spec.dim for dim in dims)
-    return wrap(out, batch._spec.at(batch._spec.dim - before))
+    return rows_apart(func, args, kwargs, dims)
 
 
 def _name_of(func: Function) -> str:
@@ -138,25 +134,7 @@ _OVER_THE_BATCH = {
 }
 
 
-def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute an operation along one dimension, other than the batch, that keeps the shape."""
-    batch, name = args[0], _name_of(func)
-    if not isinstance(batch, BatchTensor) or any(
-        isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())
-    ):
-        return NotImplemented
-    index = 2 if name in ("topk", "normalize", "diff") else 1
-    dim = argument(args, kwargs, index, "dim", _DEFAULT_DIM.get(name))
-    dims = dim if isinstance(dim, (tuple, list)) else [dim]
-    if any(not isinstance(d, int) or d % batch._local.dim() == batch._spec.dim for d in dims):
-        return NotImplemented
-    return wrap(func(batch._local, *args[1:], **kwargs), batch._spec)
-
-
-_DEFAULT_DIM = {"normalize": 1, "topk": -1, "sort": -1, "argsort": -1, "glu": -1, "diff": -1}
-
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(ALONG, (Tensor, torch, torch.special)), reduce),
     **dict.fromkeys(functions("norm vector_norm matrix_norm", (torch.linalg,)), reduce),
-    **dict.fromkeys(functions(KEEPING), keep),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from duoka.errors import Refused
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.whole import compute_whole
+from duoka.view.rules.apart import Mixed, apart, dims_from, last
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import (
     Function,
@@ -23,7 +25,6 @@ from duoka.view.rules.lookup import (
     ndim_of,
     shape_of,
     sizes_of,
-    wrap,
 )
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
@@ -137,46 +138,30 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return BatchTensor(batch._local.expand(sizes), batch._spec.at(dim))
 
 
-def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """chunk, split, unbind, narrow, select along another dimension."""
-    batch, spec = args[0], args[0]._spec
-    name = func.__name__.removeprefix("unsafe_").removesuffix("_copy")
-    index = 1 if name in ("unbind", "narrow", "select") else 2
-    dim = argument(args, kwargs, index, "dim", 0 if name in _SPLITS else None)
-    if not isinstance(dim, int) or any(isinstance(value, Tensor) for value in args[1:]):  # says where to split
-        return NotImplemented
-    if dim % batch.dim() == spec.dim:
-        return split(batch, func, args, kwargs) if name in _SPLITS and name != "unbind" else NotImplemented
-    dim %= batch.dim()
-    dropped = name in ("unbind", "select") and dim < spec.dim
-    return wrap(func(batch._local, *args[1:], **kwargs), spec.at(spec.dim - dropped))
+def split_along_others(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """chunk and split; along the batch into whole blocks."""
+    batch, dim = args[0], argument(args, kwargs, 2, "dim", 0)
+    has_tensors = any(isinstance(value, Tensor) for value in args[1:])  # that say where to split
+    if isinstance(dim, int) and dim % batch.dim() == batch._spec.dim and not has_tensors:
+        return split(batch, func, args, kwargs)
+    return _SPLIT(func, args, kwargs)
 
 
-_SPLITS = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
+_SPLIT = apart(dims_from(2, "dim", 0), -1)
 
 
-def in_place_on_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute tril_ and triu_ if the batch dimension is not one of the last two."""
-    batch = args[0]
-    if batch._spec.dim >= ndim_of(batch) - 2:
-        return NotImplemented
-    func(batch._local, *args[1:], **kwargs)
-    return batch
+def _diagonals(default: tuple[int, int]) -> Mixed:
+    """Select the dimensions of diagonal(offset, dim1, dim2)."""
+
+    def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[Any]:
+        return [argument(args, kwargs, 2 + index, f"dim{index + 1}", dim) for index, dim in enumerate(default)]
+
+    return mixed
 
 
-def diagonal(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """diagonal(offset, dim1, dim2) of other dimensions, which become the last one."""
-    batch, spec, ndim = args[0], args[0]._spec, ndim_of(args[0])
-    of_matrices = func is torch.linalg.diagonal
-    dims = [argument(args, kwargs, 2 + i, f"dim{i + 1}", i - 2 if of_matrices else i) % ndim for i in range(2)]
-    if spec.dim in dims:
-        return NotImplemented
-    return BatchTensor(func(batch._local, *args[1:], **kwargs), spec.at(_left(spec.dim, dims)))
-
-
-def _left(dim: int, gone: list[int]) -> int:
-    """Return the index of a dimension after others were removed."""
-    return dim - sum(removed < dim for removed in gone)
+def _padded(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[Any]:
+    """Select the dimensions of pad(sizes), whose pairs begin at the last one."""
+    return range(ndim - len(argument(args, kwargs, 1, "pad")) // 2, ndim)
 
 
 def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -268,15 +253,6 @@ def as_strided(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return compute_whole(view, (batch,), {}, "as_strided")
 
 
-def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.pad of other dimensions."""
-    batch, sizes = args[0], argument(args, kwargs, 1, "pad")
-    first = ndim_of(batch) - len(sizes) // 2  # the pairs of `pad` begin at the last dimension
-    if batch._spec.dim >= first:
-        return NotImplemented
-    return BatchTensor(func(batch._local, *args[1:], **kwargs), batch._spec)
-
-
 def of_a_batch(rule: Rule) -> Rule:
     """Make a rule that applies if the first argument is a batch and no other is; anything else is computed whole."""
 
@@ -309,17 +285,20 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("expand broadcast_to", (Tensor, torch)), expand),
     **dict.fromkeys(
         functions(
-            "chunk split unbind tensor_split split_with_sizes narrow select unsafe_chunk unsafe_split "
-            "unsafe_split_with_sizes split_copy unbind_copy split_with_sizes_copy narrow_copy select_copy",
+            "chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes split_copy "
+            "split_with_sizes_copy",
             (Tensor, torch),
         ),
-        of_a_batch(pieces),
+        of_a_batch(split_along_others),
     ),
+    **dict.fromkeys(functions("unbind unbind_copy", (Tensor, torch)), apart(dims_from(1, "dim", 0), -1)),
+    **dict.fromkeys(functions("narrow select narrow_copy select_copy", (Tensor, torch)), apart(dims_from(1), -1)),
     **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
-    **dict.fromkeys(functions("tril_ triu_", (Tensor,)), of_a_batch(in_place_on_matrices)),
+    **dict.fromkeys(functions("tril_ triu_", (Tensor,)), apart(last(2))),
     **dict.fromkeys(functions("as_strided", (Tensor, torch)), of_a_batch(as_strided)),
-    **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), of_a_batch(pad)),
-    **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch, torch.linalg)), of_a_batch(diagonal)),
+    **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), apart(_padded)),
+    **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch)), apart(_diagonals((0, 1)))),
+    torch.linalg.diagonal: apart(_diagonals((-2, -1))),
     **dict.fromkeys(functions("diag_embed", (Tensor, torch)), of_a_batch(diag_embed)),
     **dict.fromkeys(functions("atleast_1d atleast_2d atleast_3d", (torch,)), at_least),
     **dict.fromkeys(functions("hstack vstack row_stack dstack column_stack", (torch,)), stacked),

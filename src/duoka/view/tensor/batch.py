@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -21,6 +21,24 @@ _NUMBER = re.compile(r"\d+")
 Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+class Traits(NamedTuple):
+    """What is known of a rule.
+
+    once_for_all_shares: it is called once for all local shares. draws: it draws random numbers. unrecorded: it does
+    more than call torch functions on local tensors. views: its function may return a view of a batch, or raises an
+    error because of strides. computes: its function is one of what models compute with parameters.
+    """
+
+    once_for_all_shares: bool = False
+    draws: bool = False
+    unrecorded: bool = False
+    views: bool = False
+    computes: bool = False
+
+
+NO_TRAITS = Traits()
+
+
 class BatchTensor(Tensor):
     """A tensor with the shape of a global batch and no storage; `_rows` are this rank's rows.
 
@@ -28,11 +46,7 @@ class BatchTensor(Tensor):
 
     Class attributes, set by `view/rules`:
         rules: torch function -> rule.
-        once_for_all_shares: rules that are called once for all local shares.
-        drawing: rules that draw random numbers.
-        unrecorded: rules that do more than call torch functions on local tensors.
-        viewing: rules of functions that may return a view of a batch, or whose strides decide whether they raise.
-        computing: rules of what models compute with parameters.
+        traits: rule -> what is known of it.
         dispatch, remake, keep, program: call a function, make a batch of what a program has computed, find this
             program from now on, and make one of recorded calls (`dispatch/native.py`).
     """
@@ -43,15 +57,28 @@ class BatchTensor(Tensor):
     _range: Any = None  # that its values are known to be in (dispatch/failing.py)
     _asked: torch.device | None = None  # to which the script has moved an offloaded parameter, of which this is
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
-    once_for_all_shares: ClassVar[frozenset[Rule]] = frozenset()
-    drawing: ClassVar[frozenset[Rule]] = frozenset()
-    unrecorded: ClassVar[frozenset[Rule]] = frozenset()
-    viewing: ClassVar[frozenset[Rule]] = frozenset()
-    computing: ClassVar[frozenset[Rule]] = frozenset()
+    traits: ClassVar[Mapping[Rule, Traits]] = {}
     dispatch: ClassVar[Callable[..., Any]]
     remake: ClassVar[Callable[..., Any]]
     keep: ClassVar[Callable[..., Any]]
     program: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def known(cls, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with a rule that is called, or that one of duoka's or a library's wraps; else `func`.
+
+        torch passes what stands in place of a method, though it was called with the arguments of the method itself.
+        """
+        inner: Any = func
+        while inner is not None and inner not in cls.rules:
+            inner = getattr(inner, "__wrapped__", None)
+        return func if inner is None else inner
+
+    @classmethod
+    def traits_of(cls, func: Callable[..., Any]) -> Traits:
+        """Return what is known of the rule of a torch function; of one without a rule nothing is."""
+        rule = cls.rules.get(cls.known(func))
+        return NO_TRAITS if rule is None else cls.traits.get(rule, NO_TRAITS)
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec, strides: Strides | None = None) -> BatchTensor:
