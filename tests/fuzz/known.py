@@ -67,6 +67,9 @@ LAYOUTS = {
         "except RuntimeError as error: print('overlap' if 'single memory location' in str(error) else error)",
         "x.add_(x.T[0])",
     ),
+    "strides of a view by a tensor's number": on(
+        "(2, 3, 2)", "y = x.transpose(0, 1)[torch.tensor(1)]", "print(y.stride())", "y.contiguous().fill_(5)"
+    ),
     "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
     "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "y.name = 1", "print(y is x, hasattr(x, 'name'))"),
     "itself": on(

@@ -80,7 +80,9 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
             if copy not in written and not isinstance(out, BatchTensor):
                 out = copy.returned(out)
         for copy in written:
-            out = copy.written_back(name, out)
+            copy.refuse_another_form(name)
+        for copy in written:
+            out = copy.written_back(out)
         return out
 
 
@@ -143,8 +145,8 @@ class GatheredArgument:
         add_alias(self.batch, self.whole, self._holders, out)
         return out
 
-    def written_back(self, name: str, out: Any) -> Any:
-        """Copy what the operation wrote into the rows, and return its result."""
+    def refuse_another_form(self, name: str) -> None:
+        """Raise Refused if the operation has changed the shape or dtype of the copy."""
         if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
             for aliased in (share._spec.view.aliased for share in self.batch._shares):
                 aliased.copies = [copy for copy in aliased.copies if copy.whole is not self.whole]
@@ -152,6 +154,9 @@ class GatheredArgument:
                 f"{name} at {user_line()} would change a batch's shape or dtype in place; use a function that "
                 "returns a new tensor, and assign its result"
             )
+
+    def written_back(self, out: Any) -> Any:
+        """Copy what the operation wrote into the rows, and return its result."""
         shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
