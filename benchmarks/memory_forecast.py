@@ -18,8 +18,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from duoka.forecasting.memory.forecast import STEPS, MemoryRequest, forecast_memory, layouts
-from duoka.forecasting.memory.recorder import Storages
+from duoka.forecasting.memory import STEPS, MemoryRequest, forecast_memory, layouts
+from duoka.forecasting.memory_recorder import Storages
 from duoka.hardware import inventory
 from duoka.planning.options import Options
 from duoka.planning.plan import Plan, decide

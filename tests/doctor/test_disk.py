@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.doctor.disk import check_folder, examine
+from duoka.doctor.limits import check_folder, examine_disks
 
 GIB = 1 << 30
 
@@ -24,4 +24,4 @@ def test_a_disk_on_which_no_file_can_be_made() -> None:
 
 
 def test_here() -> None:
-    assert 1 <= len(list(examine())) <= 2
+    assert 1 <= len(list(examine_disks())) <= 2

@@ -10,7 +10,7 @@ import pytest
 from duoka import doctor
 from duoka.cli import main
 from duoka.cli.doctor import lines, summary
-from duoka.doctor.finding import Finding
+from duoka.doctor import Finding
 from tests.hardware.driver import play
 
 SUBJECTS = {name: place for name, place in doctor.SUBJECTS.items() if name != "exchange"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.hardware import cgroup
+from duoka.hardware import machine
 
 
 def made(folder: Path, files: dict[str, str], own: str = "") -> tuple[Path, Path]:
@@ -37,7 +37,7 @@ def made(folder: Path, files: dict[str, str], own: str = "") -> tuple[Path, Path
     ],
 )
 def test_cores(tmp_path: Path, files: dict[str, str], own: str, cores: float) -> None:
-    assert cgroup.cores(*made(tmp_path, files, own)) == cores
+    assert machine.allowed_cores(*made(tmp_path, files, own)) == cores
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_cores(tmp_path: Path, files: dict[str, str], own: str, cores: float) ->
     ],
 )
 def test_memory(tmp_path: Path, files: dict[str, str], own: str, memory: tuple[int | None, int]) -> None:
-    assert cgroup.memory(*made(tmp_path, files, own)) == memory
+    assert machine.memory_limit(*made(tmp_path, files, own)) == memory
 
 
 def test_here() -> None:
-    assert cgroup.cores() > 0
-    limit, used = cgroup.memory()
+    assert machine.allowed_cores() > 0
+    limit, used = machine.memory_limit()
     assert limit is None or 0 <= used <= limit

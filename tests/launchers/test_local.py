@@ -41,7 +41,7 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         sys.path.insert(0, {str(ROOT)!r})
         from pathlib import Path
         from duoka.launchers import local
-        from duoka.launchers.output import Outputs
+        from duoka.launchers.processes import Outputs
         from duoka.launchers.processes import Signals
         from duoka.script import Target
         from duoka.planning.plan import Kind

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duoka.errors import OptionError
-from duoka.launchers.output import Outputs
+from duoka.launchers.processes import Outputs
 
 
 @pytest.fixture(autouse=True)

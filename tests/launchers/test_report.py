@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from duoka.launchers.hangs import Stuck
-from duoka.launchers.output import Outputs
+from duoka.launchers.processes import Outputs
 from duoka.launchers.report import ReportContext, report
 from duoka.launchers.verdict import Elsewhere, Verdict, judge
 from duoka.launchers.workers import Worker

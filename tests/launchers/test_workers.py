@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from duoka.supervision.status_board import StatusBoard
 from duoka.launchers.workers import WorkerGroup
-from duoka.launchers.output import Outputs
+from duoka.launchers.processes import Outputs
 from duoka.launchers.processes import Signals
 from duoka.script import Target
 from duoka.planning.plan import Kind

@@ -174,7 +174,7 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
     import torch
 
     from duoka.collectives.multi_host import MultiHostCollectives
-    from duoka.origins.forked import Forked
+    from duoka.origins.origin import Forked
     from duoka.supervision.status_board import StatusBoard
     from duoka.system.environment import RankInfo
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duoka.publishing.publisher import Publisher
+from duoka.publishing import Publisher
 from duoka.supervision.status_board import StatusBoard
 
 

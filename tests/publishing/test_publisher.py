@@ -19,9 +19,9 @@ import torch
 from rich.console import Console
 
 import duoka
+from duoka import publishing
 from duoka.origins.process import this_process
-from duoka.publishing import publisher as publishing
-from duoka.publishing.publisher import (
+from duoka.publishing import (
     Publisher,
     observe_output,
     observe_rich,
@@ -35,7 +35,7 @@ from tests.publishing.made import publisher
 
 SCRIPT = """
 import json, os, sys, warnings
-from duoka.publishing.publisher import publish
+from duoka.publishing import publish
 from duoka.supervision.status_board import StatusBoard
 
 board = StatusBoard.create(1)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import duoka
 from duoka.collectives.process import ProcessCollectives
 from duoka.errors import OptionError, Refused
-from duoka.origins.forked import Forked
+from duoka.origins.origin import Forked
 from duoka.run import models
 from duoka.sharding.division import divide
 from duoka.sharding.parameter import Sharded

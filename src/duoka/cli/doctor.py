@@ -9,8 +9,7 @@ from functools import partial
 
 import click
 
-from duoka.doctor import examine
-from duoka.doctor.finding import Finding
+from duoka.doctor import Finding, examine
 
 HELP = """\
 Check versions, GPUs and their links, the speed between devices, limits, host names and clocks, free disk. For each

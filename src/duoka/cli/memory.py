@@ -41,12 +41,12 @@ def forecast_memory(opts: Options, device_memory: str | None, machines: int, sho
 
 
 def _run(opts: Options, limit: int | None, machines: int, shown: str) -> int:
-    from duoka.forecasting.memory.forecast import (
+    from duoka.forecasting.memory import (
         MemoryRequest,  # imports torch; a plan is made without it
         as_data,
         as_text,
     )
-    from duoka.forecasting.memory.forecast import forecast_memory as start
+    from duoka.forecasting.memory import forecast_memory as start
 
     plan, names, counts, limits = _decided(opts, limit)
     if machines > 1:
@@ -104,12 +104,12 @@ def with_strategy_that_fits(plan: Plan, opts: Options, memory: int | None) -> Pl
         AskedError: no strategy fits.
         DuokaError: the forecast of the script's memory failed.
     """
-    from duoka.forecasting.memory.forecast import (
+    from duoka.forecasting.memory import (
         MemoryRequest,  # imports torch; a plan is made without it
         choice,
         verdict,
     )
-    from duoka.forecasting.memory.forecast import forecast_memory as start
+    from duoka.forecasting.memory import forecast_memory as start
 
     seen = inventory.read(plan.devices[0].type)
     limit = memory_of_each(plan.devices, seen) if memory is None else memory

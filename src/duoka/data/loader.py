@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from duoka.data.order import PieceSampler, drawing_from, generator_states
-from duoka.data.pieces import Pieces
-from duoka.data.prefetch import to_device
+from duoka.data.order import Pieces, PieceSampler, drawing_from, generator_states
 from duoka.data.sources import BatchSource, ContextFactory, choose
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import has_streams
 from duoka.planning.options import Loading
+from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.view import View
 
 
@@ -253,3 +252,40 @@ def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
     total = len(loader.sampler)  # type: ignore[arg-type]
     full, rest = divmod(total, loader.batch_size)
     return [loader.batch_size] * full + [rest] * (rest > 0 and not loader.drop_last)
+
+
+# Batches on the device, each copied while the previous one is computed on.
+
+
+def to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield the batches on `device`; with streams the next one is copied on its own while one is in use."""
+    if device.type == "cpu":
+        return batches
+    if not has_streams(device):
+        return (_to(batch, device) for batch in batches)
+    return _prefetch(batches, device)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
+
+
+def _prefetch(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    stream, current = torch.Stream(device), torch.accelerator.current_stream
+
+    def copied() -> Any:
+        stream.wait_stream(current(device))  # which may write what the batch is taken from
+        with stream:
+            for batch in batches:
+                return _to(batch, device), stream.record_event()
+        return None
+
+    coming = copied()
+    while coming is not None:
+        batch, there = coming
+        current(device).wait_event(there)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                leaf.record_stream(current(device))  # keeps the memory of all shares until this stream is done
+        coming = copied()
+        yield batch

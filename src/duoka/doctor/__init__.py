@@ -7,10 +7,31 @@ exception. A subject that exceeds its time limit is reported as a finding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from typing import Literal
 
-from duoka.doctor.finding import Finding, advice, fault
 from duoka.system.time_limit import within
+
+Level = Literal["ok", "advice", "fault"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check; if not ok, also why it matters and what to do.
+
+    level: "ok"; "advice": it works and could be better; "fault": something will not work.
+    """
+
+    level: Level
+    subject: str
+    what: str
+    why: str = ""
+    todo: str = ""
+
+
+ok, advice, fault = partial(Finding, "ok"), partial(Finding, "advice"), partial(Finding, "fault")
 
 # subject -> (module, function, time limit in seconds)
 SUBJECTS = {
@@ -19,7 +40,7 @@ SUBJECTS = {
     "exchange": ("duoka.doctor.exchange", "examine", 180.0),
     "limits": ("duoka.doctor.limits", "examine", 15.0),
     "network": ("duoka.doctor.network", "examine", 30.0),
-    "disk": ("duoka.doctor.disk", "examine", 15.0),
+    "disk": ("duoka.doctor.limits", "examine_disks", 15.0),
 }
 
 

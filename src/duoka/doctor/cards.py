@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from duoka.doctor.finding import Finding, advice, fault, ok
+from duoka.doctor import Finding, advice, fault, ok
 from duoka.hardware import inventory
 from duoka.hardware.allocation import with_holders
 from duoka.hardware.choice import user_of

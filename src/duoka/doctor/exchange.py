@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from duoka.doctor.finding import Finding, advice, fault, ok
+from duoka.doctor import Finding, advice, fault, ok
 from duoka.hardware import inventory
 from duoka.hardware.allocation import with_holders
 from duoka.hardware.choice import user_of

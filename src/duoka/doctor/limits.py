@@ -1,14 +1,15 @@
-"""Limits of this process: cores, threads, memory, shared memory, open files."""
+"""Limits of this process: cores, threads, memory, shared memory, open files; free space where a run writes."""
 
 from __future__ import annotations
 
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from duoka.doctor.finding import Finding, Level, advice, fault, ok
-from duoka.hardware import cgroup, machine
+from duoka.doctor import Finding, Level, advice, fault, ok
+from duoka.hardware import machine
 from duoka.system import environment
 
 GIB = 1 << 30
@@ -16,6 +17,7 @@ SHARED_MEMORY = Path("/dev/shm")
 LITTLE_SHARED, LITTLE_MEMORY = GIB, 2 * GIB  # bytes
 NO_SHARED = 16 << 20
 FEW_FILES, TOO_FEW_FILES = 4096, 256
+NO_SPACE, LITTLE_SPACE = GIB // 10, 10 * GIB  # bytes
 
 
 def examine() -> Iterator[Finding]:
@@ -23,7 +25,7 @@ def examine() -> Iterator[Finding]:
     here = machine.read()
     yield check_cores(here.cores, os.cpu_count() or 1)
     yield check_threads(environment.threads(), here.cores)
-    yield check_memory(here.memory, here.used, cgroup.memory()[0] == here.memory)
+    yield check_memory(here.memory, here.used, machine.memory_limit()[0] == here.memory)
     yield check_shared_memory(SHARED_MEMORY)
     yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -86,3 +88,30 @@ def check_files(limit: int) -> Finding:
         level: Level = "fault" if limit < TOO_FEW_FILES else "advice"
         return Finding(level, "open files", f"at most {limit}", why, "ulimit -n 65536")
     return ok("open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")
+
+
+def examine_disks() -> Iterator[Finding]:
+    """Check the working directory, and the directory for temporary files if it is on another disk."""
+    seen: set[int] = set()
+    for subject, folder in (("disk here", os.getcwd()), ("disk for temporary files", tempfile.gettempdir())):
+        device = os.stat(folder).st_dev
+        if device not in seen:
+            seen.add(device)
+            usage = os.statvfs(folder)
+            no_files = usage.f_files > 0 and usage.f_favail == 0  # some file systems report 0 inodes in total
+            yield check_folder(subject, folder, usage.f_frsize * usage.f_bavail, os.access(folder, os.W_OK), no_files)
+
+
+def check_folder(subject: str, folder: str, free: int, writable: bool, no_files: bool = False) -> Finding:
+    """Check that checkpoints and logs fit. free: bytes. no_files: the file system has no free inodes."""
+    what = f"{folder}: {free / GIB:.1f} GiB are free"
+    if not writable:
+        return fault(subject, f"{folder} cannot be written to", "nothing can be saved", "run elsewhere")
+    if no_files:
+        what = f"{folder}: {free / GIB:.1f} GiB are free, but no inodes are free, so no file can be created"
+        return fault(subject, what, "checkpoints and logs are files", "remove small files; see df -i")
+    if free < NO_SPACE:
+        return fault(subject, what, "checkpoints and logs will not fit", "make room")
+    if free < LITTLE_SPACE:
+        return advice(subject, what, "checkpoints of a large model will not fit", "make room")
+    return ok(subject, what)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from duoka.doctor.finding import Finding, advice, fault, ok
+from duoka.doctor import Finding, advice, fault, ok
 from duoka.system import environment, libc
 from duoka.system.time_limit import within
 

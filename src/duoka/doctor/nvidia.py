@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from duoka.doctor.finding import Finding, fault, ok
+from duoka.doctor import Finding, fault, ok
 from duoka.hardware.gpu import Gpu
 from duoka.hardware.inventory import Inventory
 from duoka.hardware.vendors.report import on_bus

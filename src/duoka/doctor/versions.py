@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Container, Iterator, Sequence
 
-from duoka.doctor import nvidia
-from duoka.doctor.finding import Finding, advice, fault, ok
+from duoka.doctor import Finding, advice, fault, nvidia, ok
 from duoka.hardware import inventory
 from duoka.hardware.gpu import Gpu
 from duoka.hardware.inventory import Inventory

@@ -5,13 +5,11 @@ Does not import torch and does not start the GPUs' runtime: each worker does tha
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from duoka.hardware import cgroup
 from duoka.hardware.gpu import Gpu
+from duoka.hardware.machine import cores
 from duoka.hardware.vendors import TYPES, VENDORS, Vendor
 from duoka.system import environment
 
@@ -75,9 +73,3 @@ def read(kind: str = "auto") -> Inventory:
         tuple(gpu for name in others for gpu in reports[name].gpus),
         why_others,
     )
-
-
-def cores() -> int:
-    """Return the number of cores this process may use, by CPU affinity and the container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, cgroup.cores())))

@@ -1,14 +1,19 @@
-"""The processor and memory of this machine, as the kernel reports them."""
+"""The processor and memory of this machine, as the kernel reports them, and the limits of its control groups.
+
+These are of a container, or of a Slurm job, by cgroup v2 or v1. Groups are nested; the tightest limit counts.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from duoka.hardware import cgroup
-from duoka.hardware.inventory import cores
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,16 @@ def read() -> Machine:
     """Query this machine. A container's memory limit counts as the machine's memory."""
     facts = _meminfo()
     total, used = facts.get("MemTotal", 0), facts.get("MemTotal", 0) - facts.get("MemAvailable", 0)
-    limit, inside = cgroup.memory()
+    limit, inside = memory_limit()
     if limit is not None and 0 < limit < total:
         total, used = limit, inside
     return Machine(os.uname().nodename, _processor(), cores(), os.getloadavg(), total, used)
+
+
+def cores() -> int:
+    """Return the number of cores this process may use, by CPU affinity and the container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, allowed_cores())))
 
 
 def _meminfo() -> dict[str, int]:
@@ -46,3 +57,59 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
+
+
+# Control groups.
+
+
+def allowed_cores(root: Path = ROOT, membership: Path = OWN) -> float:
+    """Return the number of cores allowed; infinite without a limit."""
+    return min((_quota(folder) for folder in _groups("cpu", root, membership)), default=math.inf)
+
+
+def memory_limit(root: Path = ROOT, membership: Path = OWN) -> tuple[int | None, int]:
+    """Return the memory limit and the memory in use, in bytes; the limit is None if there is none."""
+    limits = [limit for folder in _groups("memory", root, membership) if (limit := _memory(folder)) is not None]
+    return min(limits, default=(None, 0))
+
+
+def _groups(controller: str, root: Path, membership: Path) -> list[Path]:
+    """Return the folders of this process's group and of its parents."""
+    is_first_version = (root / controller).is_dir()
+    base = root / controller if is_first_version else root
+    group = Path()
+    with suppress(OSError, ValueError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(",") if is_first_version else not controllers:
+                group = Path(path.lstrip("/"))
+    if ".." in group.parts or not (base / group).is_dir():  # a container sees its own group as the root
+        group = Path()
+    return [base / group, *(base / around for around in group.parents)]
+
+
+def _quota(folder: Path) -> float:
+    try:
+        if (folder / "cpu.max").exists():
+            limit, period = (folder / "cpu.max").read_text().split()
+        else:
+            limit, period = (folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if limit != "max" and int(limit) > 0 else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _memory(folder: Path) -> tuple[int, int] | None:
+    """Return limit and use in bytes; page cache that the kernel can drop does not count as use."""
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        with suppress(OSError, ValueError):
+            sizes = int((folder / limit).read_text()), int((folder / used).read_text())
+            return sizes[0], max(0, sizes[1] - _droppable(folder))
+    return None
+
+
+def _droppable(folder: Path) -> int:
+    with suppress(OSError, ValueError):
+        content = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        return int(content.get("total_inactive_file", content.get("inactive_file", "0")))
+    return 0

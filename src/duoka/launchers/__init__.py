@@ -10,8 +10,7 @@ The parts of local.py:
 joining.py        the commands of several machines connect and compare their settings
 machines.py       their connections, and what they exchange during the run
 workers.py        the workers of one attempt: started, listened to, ended
-processes.py      how they are forked, told of signals, and ended if the command process is killed
-output.py         log files
+processes.py      how they are forked, told of signals, and ended if the command process is killed; log files
 hangs.py          finds the rank that others wait for
 verdict.py        finds out why a run ended
 restarts.py       restarts a run after a fault

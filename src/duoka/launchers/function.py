@@ -29,8 +29,7 @@ from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOu
 from duoka.hardware.allocation import AllocationRequest, allocate
 from duoka.hardware.spec import parse
 from duoka.launchers.local import RunContext, attempt
-from duoka.launchers.output import Outputs
-from duoka.launchers.processes import Signals
+from duoka.launchers.processes import Outputs, Signals
 from duoka.launchers.verdict import Verdict
 from duoka.origins.process import this_process
 from duoka.planning.options import Options, waiting

@@ -19,7 +19,7 @@ from duoka.launchers.worker import held_when_short, local_rank_args, origin_of, 
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
 from duoka.planning.plan import Kind, Plan
-from duoka.publishing.publisher import Publisher, publish
+from duoka.publishing import Publisher, publish
 from duoka.script.target import run_target
 from duoka.supervision import tracebacks
 from duoka.system import environment

@@ -37,8 +37,7 @@ from duoka.launchers.hangs import (
 )
 from duoka.launchers.joining import join_machines
 from duoka.launchers.machines import OtherMachines
-from duoka.launchers.output import Outputs
-from duoka.launchers.processes import Signals, orphan_reaper
+from duoka.launchers.processes import Outputs, Signals, orphan_reaper
 from duoka.launchers.report import ReportContext, other_stacks, report
 from duoka.launchers.restarts import cause, next_plan, with_restarts
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abort, judge

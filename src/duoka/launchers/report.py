@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from duoka.launchers.divergence import divergence
 from duoka.launchers.hangs import Stuck, read_stacks, script_frames, users_line
 from duoka.launchers.hints import hints
-from duoka.launchers.output import Outputs
-from duoka.launchers.processes import signal_name
+from duoka.launchers.processes import Outputs, signal_name
 from duoka.launchers.restarts import with_fewer_rows
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker

@@ -30,7 +30,7 @@ from duoka.private.python import (
     set_socket_folder,
     skip_at_exit,
 )
-from duoka.publishing.publisher import publish
+from duoka.publishing import publish
 from duoka.script.target import run_target
 from duoka.supervision import debugging, ending, loader_deaths, tracebacks
 from duoka.supervision.ending import Ending
@@ -41,7 +41,7 @@ from duoka.system.libc import flush_c_streams
 from duoka.system.messages import Lines
 
 if TYPE_CHECKING:
-    from duoka.origins.forked import Forked
+    from duoka.origins.origin import Forked
 UNWRITTEN = 120  # Python's exit code if standard output cannot be flushed at the end
 A_DAY = 24 * 3600.0
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # a signal that scripts, schedulers and profilers do not use
@@ -286,7 +286,7 @@ def origin_of(
     plan: Plan, info: RankInfo, device: Device, slot: StatusSlot, exchange: mmap.mmap | None, key: Key
 ) -> Forked:
     """Return what `duoka.start` reads: rank, device, connections and settings."""
-    from duoka.origins.forked import Forked
+    from duoka.origins.origin import Forked
 
     name = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
     return Forked(info.rank, info.world_size, info.local_rank, plan, info, slot, exchange, name, key)

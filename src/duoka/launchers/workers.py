@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from duoka.errors import WorkerFailed
-from duoka.launchers.output import Outputs
-from duoka.launchers.processes import Signals, fork, redirect
+from duoka.launchers.processes import Outputs, Signals, fork, redirect
 from duoka.launchers.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
 from duoka.planning.plan import Plan
 from duoka.supervision.ending import Ending

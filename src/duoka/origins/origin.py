@@ -1,21 +1,29 @@
-"""How this process was started, and so its rank: as one of a group, by an engine, or alone."""
+"""How this process was started, and so its rank: by duoka itself, as one of a group, by an engine, or alone."""
 
 from __future__ import annotations
 
+import mmap
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import engines
+from duoka.collectives.base import Exchange
+from duoka.collectives.direct import between
+from duoka.collectives.shared_memory import SharedMemoryExchange
 from duoka.engines import Task
 from duoka.errors import MISSING, OptionError, TimedOut
 from duoka.network import rendezvous
+from duoka.network.keys import Key
 from duoka.origins.communication import Communication, connect
+from duoka.planning.plan import Plan
 from duoka.private.torch import store_of_default_group
+from duoka.supervision.status_board import StatusSlot
+from duoka.system.environment import RankInfo
 from duoka.system.machine import machine_name
 
 
@@ -99,6 +107,45 @@ class SingleProcess(Origin):
 
     def store(self, timeout: float) -> Store:
         return HashStore()
+
+
+@dataclass(frozen=True)
+class Forked(Origin):
+    """A worker of `duoka run` or `duoka.launch`.
+
+    plan: its settings are the defaults of `duoka.start`. info: of this worker. slot: records its collectives.
+    exchange: memory shared with all other ranks, or None. device_name: the device, as torch names it in this process.
+    key: of the run. seed: for all generators, in a trial; None: that of `duoka.start`.
+    """
+
+    plan: Plan
+    info: RankInfo
+    slot: StatusSlot
+    exchange: mmap.mmap | None
+    device_name: str
+    key: Key = field(default_factory=Key)
+    seed: int | None = None
+
+    @property
+    def device(self) -> str:
+        return self.device_name
+
+    @property
+    def machine(self) -> str:
+        return str(self.info.machine)
+
+    def store(self, timeout: float) -> Store:
+        return rendezvous.reach_store(self.info, timeout)
+
+    def connect(self, timeout: float) -> Communication:
+        rank, size, store = self.rank, self.world_size, self.store(timeout)
+        exchange: Exchange | None = None
+        several = self.plan.machines.count > 1  # then no status board shows all ranks
+        if several:
+            exchange = between(store, rank, size, timeout, self.key)
+        elif self.exchange is not None:
+            exchange = SharedMemoryExchange(self.exchange, rank, size, timeout)
+        return Communication(store, self.slot, exchange, self.info.local_world_size, several, self.key)
 
 
 def find_origin() -> Origin:

@@ -4,9 +4,8 @@ starting            find this process's rank, open a run; api_session: its inter
 run                 Run
 models              run.model
 backward            checks after each backward pass
-collect             reductions of values that differ between ranks
 logs                destinations of `run.log`
-agreement           exchange of Python objects, and checks that ranks agree
+agreement           values of all ranks: objects, checks that they are equal, reductions
 """
 
 from duoka.run.run import Run

@@ -20,10 +20,9 @@ from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.origins.origin import Origin
 from duoka.origins.process import this_process
 from duoka.planning.plan import check_strategy
-from duoka.run.agreement import check_same, gather_objects
+from duoka.run.agreement import LocalReductions, check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
-from duoka.run.collect import LocalReductions
 from duoka.run.logs import Logs, check_step, check_values
 from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
 from duoka.supervision.tracebacks import headline

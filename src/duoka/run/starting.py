@@ -19,8 +19,7 @@ from duoka.collectives.one_rank import OneRank
 from duoka.errors import DeviceError, OptionError
 from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES, visible
-from duoka.origins.forked import Forked
-from duoka.origins.origin import Origin, find_origin
+from duoka.origins.origin import Forked, Origin, find_origin
 from duoka.origins.process import this_process
 from duoka.planning.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
 from duoka.run.agreement import check_same

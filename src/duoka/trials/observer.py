@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from duoka.origins.forked import Forked
+from duoka.origins.origin import Forked
 from duoka.origins.process import this_process
 from duoka.supervision.status_board import StatusSlot
 from duoka.system import environment

@@ -18,8 +18,7 @@ from rich.table import Table
 
 from duoka.errors import DuokaError, RunError, ScriptError
 from duoka.launchers.local import RunContext, attempt, import_once
-from duoka.launchers.output import Outputs
-from duoka.launchers.processes import Signals
+from duoka.launchers.processes import Outputs, Signals
 from duoka.launchers.verdict import Verdict
 from duoka.planning.plan import Plan
 from duoka.system.processes import is_alive

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from duoka.forecasting.memory.forecast import MemoryForecast, MemoryRequest
-from duoka.forecasting.memory.moments import Event, MemoryRecord, Moment, Scope, Storage, Timeline, What
+from duoka.forecasting.memory import MemoryForecast, MemoryRequest
+from duoka.forecasting.moments import Event, MemoryRecord, Moment, Scope, Storage, Timeline, What
 from tests.forecasting.made import ONE_DEVICE
 
 MB = 10**6

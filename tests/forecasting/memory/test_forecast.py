@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duoka.forecasting.memory.forecast import as_data, as_text, choice, doubts, in_bytes, verdict
+from duoka.forecasting.memory import as_data, as_text, choice, doubts, in_bytes, verdict
 from tests.flows.flow import Flow
 from tests.forecasting.memory.made import MB, Story, forecast
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.forecasting.memory.moments import MemoryLayout, MemoryRecord, peak
+from duoka.forecasting.moments import MemoryLayout, MemoryRecord, peak
 from tests.forecasting.memory.made import MB, Story
 
 ONE, DDP, FSDP = MemoryLayout("single", 1), MemoryLayout("ddp", 2), MemoryLayout("fsdp", 2)

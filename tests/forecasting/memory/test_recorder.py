@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from duoka.forecasting.memory.recorder import Storages
+from duoka.forecasting.memory_recorder import Storages
 
 
 def test_storages_count_once_and_until_they_are_freed() -> None:

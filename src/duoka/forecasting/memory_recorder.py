@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from duoka.forecasting.memory.moments import Event, MemoryRecord, Scope, Storage, Timeline, What
+from duoka.forecasting.moments import Event, MemoryRecord, Scope, Storage, Timeline, What
 from duoka.forecasting.timer import samples
 from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
-from duoka.forecasting.memory.moments import MemoryLayout, MemoryRecord, peak
-from duoka.forecasting.memory.recorder import MemoryRecorder
+from duoka.forecasting.memory_recorder import MemoryRecorder
+from duoka.forecasting.moments import MemoryLayout, MemoryRecord, peak
 from duoka.planning.plan import Kind, Plan
 from duoka.trials.runner import NoSteps, render_table, trial_runner
 
