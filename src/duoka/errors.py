@@ -46,17 +46,17 @@ MISSING = _Missing()  # the value of an option that was not given
 
 
 class OptionError(AskedError):
-    """The option `option` has the value `given` (`MISSING`: none), which is not `allowed`. hint: what to do."""
+    """The option `option` has a `value` (`MISSING`: none) that is not `allowed`. hint: what to do."""
 
-    def __init__(self, option: str, given: object, allowed: str, hint: str = "") -> None:
-        self.option, self.given, self.allowed, self.hint = option, given, allowed, hint
-        shown = f"given {given!r}" if allowed.startswith("given ") and given is not MISSING else repr(given)
+    def __init__(self, option: str, value: object, allowed: str, hint: str = "") -> None:
+        self.option, self.value, self.allowed, self.hint = option, value, allowed, hint
+        shown = f"given {value!r}" if allowed.startswith("given ") and value is not MISSING else repr(value)
         text = f"{option} must be {allowed}, but is {shown}"
         super().__init__(f"{text}; {hint}" if hint else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle, to be sent between processes."""
-        return type(self), (self.option, self.given, self.allowed, self.hint)
+        return type(self), (self.option, self.value, self.allowed, self.hint)
 
 
 class DeviceError(AskedError):

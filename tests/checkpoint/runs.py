@@ -188,11 +188,11 @@ def full(path: Path, data: Any) -> None:
 
 def exchanges() -> list[Any]:
     """Return a list to which each exchange of rows between ranks of this process is added."""
-    exchange, begun = sharded.exchange, []
+    exchange, begun = sharded.exchange_rows, []
 
     def counted(*args: Any) -> Any:
         begun.append(args)
         return exchange(*args)
 
-    sharded.exchange = counted
+    sharded.exchange_rows = counted
     return begun

@@ -177,7 +177,7 @@ def test_rows_arrive_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         files = [dict(list(tensors.items())[rank :: run.world_size]) for rank in range(run.world_size)]
         layouts = [lay_out(file, {}) for file in files]
         received = bytearray(layouts[run.rank].size)
-        for at, part in sharded.exchange([layout.offsets for layout in layouts], tensors, run._session.ranks):
+        for at, part in sharded.exchange_rows([layout.offsets for layout in layouts], tensors, run._session.ranks):
             received[at : at + len(part)] = part
         own = {name: whole[name] for name in files[run.rank]}
         begin = len(layouts[run.rank].header)

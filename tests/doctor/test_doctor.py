@@ -13,7 +13,7 @@ from duoka.cli.doctor import lines, summary
 from duoka.doctor import Finding
 from tests.hardware.driver import play
 
-SUBJECTS = {name: place for name, place in doctor.SUBJECTS.items() if name != "exchange"}
+SUBJECTS = {name: place for name, place in doctor.SUBJECTS.items() if name != "all-reduce"}
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,5 +158,5 @@ def test_watching_a_run_of_one_device(flow: Flow, tmp_path: Path) -> None:
     (one,) = look["ranks"]
     assert one["parts"]["waiting"] is None
     assert 0 < one["parts"]["loading"] < 1
-    assert look["place"]["batches"] == 8
+    assert look["position"]["batches"] == 8
     assert look["lines"] == result.stdout.splitlines()

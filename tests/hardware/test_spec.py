@@ -106,7 +106,7 @@ def test_grammar(text: str, request_: Request) -> None:
 def test_what_is_wrong_is_said(text: str, hint: str) -> None:
     with pytest.raises(OptionError) as error:
         parse(text)
-    assert (error.value.option, error.value.given) == ("--devices", text)
+    assert (error.value.option, error.value.value) == ("--devices", text)
     assert hint in error.value.hint
     assert bool(hint) == bool(error.value.hint)
     assert str(error.value).startswith("--devices must be auto, cpu, ")

@@ -31,7 +31,7 @@ def test_who_writes_to_a_log(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with closing(outputs_of(plan(**given))) as outputs:
-        assert [rank for rank in range(2) if outputs.file(rank) is not None] == ranks
+        assert [rank for rank in range(2) if outputs.files.get(rank) is not None] == ranks
 
 
 def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:

@@ -17,7 +17,7 @@ def _temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(outputs: Outputs, rank: int, text: str) -> None:
-    file = outputs.file(rank)
+    file = outputs.files.get(rank)
     assert file is not None
     os.write(file.fileno(), text.encode())
 
@@ -83,7 +83,7 @@ def test_what_is_kept_of_one_attempt_has_nothing_of_another() -> None:
 
 def test_the_first_rank_has_no_file() -> None:
     outputs = Outputs(None, range(1, 2))
-    assert outputs.file(0) is None
+    assert outputs.files.get(0) is None
     assert outputs.tail(0, 5) == []
     outputs.close()
 

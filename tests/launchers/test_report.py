@@ -112,7 +112,7 @@ def test_a_number_is_told_where_the_text_is_forgotten_or_odd(board: StatusBoard,
 
 
 def test_a_death(outputs: Outputs, tell: Tell) -> None:
-    file = outputs.file(1)
+    file = outputs.files.get(1)
     assert file is not None
     for number in range(100):
         os.write(file.fileno(), b"line %d\n" % number)

@@ -165,7 +165,7 @@ def test_commands_for_a_rank_each_are_numbered_on_their_machines() -> None:
 def test_ranks_are_numbered_machine_by_machine() -> None:
     machines = Machines(3, 1, workers=(2, 1, 3), names=("a", "b", "c"))
     assert machines.first_rank == 2
-    assert [machines.of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
+    assert [machines.machine_of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
     assert machines.called(2) == "machine 2 (c)"
     assert Machines(2).called(1) == "machine 1"
 

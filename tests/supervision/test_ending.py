@@ -22,7 +22,7 @@ def test_an_ending_is_one_line_and_comes_back_the_same() -> None:
     line = one.line()
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert Ending.of(line) == one
+    assert Ending.from_line(line) == one
     json.loads(line)
 
 

@@ -186,7 +186,7 @@ def test_they_are_part_of_the_record_of_an_error_that_follows_another_rank(tmp_p
     except RanksApart as error:
         made = ending.raised(0, error)
     assert made.frames
-    assert Ending.of(made.line()) == made
+    assert Ending.from_line(made.line()) == made
     assert ending.raised(0, ValueError("its own")).frames == []
 
 

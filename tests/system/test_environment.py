@@ -20,14 +20,14 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_of_a_rank_is_left() -> None:
     os.environ.update(dict.fromkeys(RANKS, "1"), OTHER="1")
-    environment.unset_rank_variables()
+    environment.unset(environment.RANKS)
     assert not set(RANKS) & set(os.environ)
     assert os.environ["OTHER"] == "1"
 
 
 def test_nothing_of_a_task_of_slurm_s_is_left_but_its_job() -> None:
     os.environ.update(dict.fromkeys(environment.TASKS, "1"), SLURM_JOB_ID="7")
-    environment.unset_task_variables()
+    environment.unset(environment.TASKS)
     assert not set(environment.TASKS) & set(os.environ)
     assert os.environ["SLURM_JOB_ID"] == "7"
 

@@ -39,7 +39,7 @@ def test_the_counters_of_this_process() -> None:
     assert first.ran >= 0.05  # of the main thread
     assert first.cpu >= 0.04  # in ticks of 0.01 s
     assert first.memory > 1 << 20
-    assert taken.of(1) is second
+    assert taken.of_rank(1) is second
 
 
 @pytest.mark.parametrize("sees_waits", [True, False])

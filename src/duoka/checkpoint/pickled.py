@@ -71,7 +71,7 @@ def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable
     shares = share_files(ranks, Path(path).parent, are_first(among))
 
     def write() -> Tensor:
-        parts = parts_of(offsets, tensors, among.rank) if shares else sharded.exchange([offsets], tensors, among)
+        parts = parts_of(offsets, tensors, among.rank) if shares else sharded.exchange_rows([offsets], tensors, among)
         try:
             if are_first(among) if shares else ranks.rank == 0:
                 disk.write(path, _summed(parts, begins, sums))

@@ -210,7 +210,8 @@ class _WeightsFiles:
         rank, size = self._among.rank, self._among.world_size
         groups = [self._layouts[start : start + size] for start in range(0, len(self._layouts), size)]
         exchanges = [
-            sharded.exchange([layout.offsets for layout in group], self._tensors, self._among) for group in groups
+            sharded.exchange_rows([layout.offsets for layout in group], self._tensors, self._among)
+            for group in groups
         ]
         try:
             for number, parts in zip(count(rank, size), exchanges, strict=False):

@@ -2,7 +2,7 @@
 
 A rank's rows of a tensor are a few spans of bytes, whose offsets in the file all ranks know. The ranks of one machine
 open one file, and each writes its spans: nothing is gathered. Ranks of several machines send each other the spans
-(`exchange`), even if they share files: two NFS clients that write to one page may overwrite each other's bytes.
+(`exchange_rows`), even if they share files: two NFS clients that write to one page may overwrite each other's bytes.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def share_files(ranks: Ranks, directory: Any, writes: bool) -> bool:
     return bool(ranks.all_gather(torch.tensor(int(agrees or not writes), device="cpu")).all())
 
 
-def exchange(
+def exchange_rows(
     files: Sequence[Mapping[Any, int]], tensors: Mapping[Any, Tensor], ranks: Collectives
 ) -> Iterator[tuple[int, memoryview]]:
     """Send file r to rank r; yield the parts of this rank's file with their offsets. All ranks must call this.

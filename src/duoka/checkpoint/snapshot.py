@@ -166,7 +166,7 @@ class Snapshot:
         layouts = [lay_out({key: tensors[key] for key in keys}, {"format": "pt"}) for keys in assigned]
         if not self._shares:
             memory = self._file(files[rank], layouts[rank]) if writes else None
-            for at, data in sharded.exchange([layout.offsets for layout in layouts], tensors, ranks):
+            for at, data in sharded.exchange_rows([layout.offsets for layout in layouts], tensors, ranks):
                 if memory is not None:
                     memory.view()[at : at + len(data)] = data
         elif writes:

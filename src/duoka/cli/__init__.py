@@ -60,7 +60,7 @@ class Table(click.Group):
 
 @click.group(
     cls=Table,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="`duoka COMMAND --help` says more about one command.",
 )
 @click.version_option(__version__, message="duoka %(version)s")

@@ -55,5 +55,4 @@ command = click.Command(
     callback=doctor,
     help=HELP,
     params=[click.Option(["--json", "as_json"], is_flag=True, help="As data.")],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

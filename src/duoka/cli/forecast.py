@@ -153,22 +153,16 @@ def _named(plan: Plan, plans: Sequence[Plan]) -> str:
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
-    from duoka.forecasting.forecast import (
-        ForecastRequest,  # imports torch; a plan is made without it
-        as_data,
-        as_text,
-        page,
-    )
-    from duoka.forecasting.forecast import forecast as start
+    from duoka.forecasting import forecast as forecasting  # imports torch; a plan is made without it
 
     say = sayer(shown)
     say_plan(plans[-1].device_words, plans[-1], say)
-    request = ForecastRequest(
+    request = forecasting.ForecastRequest(
         opts.target.name, [(_named(plan, plans), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
     )
-    result = start(request, say)
-    write_report(opts.report, lambda: page(result))
-    click.echo(as_data(result) if shown == "json" else as_text(result, shown))
+    result = forecasting.forecast(request, say)
+    write_report(opts.report, lambda: forecasting.page(result))
+    click.echo(forecasting.as_data(result) if shown == "json" else forecasting.as_text(result, shown))
     return 0
 
 

@@ -15,9 +15,8 @@ import click
 
 from duoka.errors import DeviceError
 from duoka.hardware import inventory, machine, table
-from duoka.hardware.allocation import with_holders
+from duoka.hardware.allocation import read_with_holders
 from duoka.hardware.gpu import Gpu
-from duoka.hardware.locks import Locks
 from duoka.watching.record import published_runs
 
 STEP = 1.0  # seconds between two updates
@@ -42,9 +41,7 @@ def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int
 
 
 def _look() -> inventory.Inventory:
-    seen = inventory.read()
-    with Locks() as locks:
-        seen = with_holders(seen, locks)
+    seen = read_with_holders()
     ranks = {
         pid: f"rank {rank} of run {run.pid}"
         for run in published_runs()
@@ -131,5 +128,4 @@ command = click.Command(
         click.Option(["--json", "as_json"], is_flag=True, help="As data: bytes, percent, °C and watts."),
         click.Option(["-p", "--processes"], is_flag=True, help="A line for each process, with its full command."),
     ],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

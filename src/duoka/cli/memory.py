@@ -41,21 +41,16 @@ def forecast_memory(opts: Options, device_memory: str | None, machines: int, sho
 
 
 def _run(opts: Options, limit: int | None, machines: int, shown: str) -> int:
-    from duoka.forecasting.memory import (
-        MemoryRequest,  # imports torch; a plan is made without it
-        as_data,
-        as_text,
-    )
-    from duoka.forecasting.memory import forecast_memory as start
+    from duoka.forecasting import memory  # imports torch; a plan is made without it
 
     plan, names, counts, limits = _decided(opts, limit)
     if machines > 1:
         names, counts = [on_machines(name, machines) for name in names], [count * machines for count in counts]
-    request = MemoryRequest(
+    request = memory.MemoryRequest(
         opts.target.name, plan, names, counts, limits, opts.blocks, opts.log_dir, machines=machines
     )
-    forecast = start(request, sayer(shown))
-    click.echo(as_data(forecast) if shown == "json" else as_text(forecast, shown))
+    forecast = memory.forecast_memory(request, sayer(shown))
+    click.echo(memory.as_data(forecast) if shown == "json" else memory.as_text(forecast, shown))
     return 0
 
 
@@ -95,29 +90,24 @@ def powers_below(number: int) -> Iterator[int]:
         power *= 2
 
 
-def with_strategy_that_fits(plan: Plan, opts: Options, memory: int | None) -> Plan:
+def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan:
     """Return a plan of the strategy auto with the first strategy that fits the devices.
 
-    memory: bytes of each device; None: as the devices say.
+    size: bytes of each device's memory; None: as the devices say.
 
     Raises:
         AskedError: no strategy fits.
         DuokaError: the forecast of the script's memory failed.
     """
-    from duoka.forecasting.memory import (
-        MemoryRequest,  # imports torch; a plan is made without it
-        choice,
-        verdict,
-    )
-    from duoka.forecasting.memory import forecast_memory as start
+    from duoka.forecasting import memory  # imports torch; a plan is made without it
 
     seen = inventory.read(plan.devices[0].type)
-    limit = memory_of_each(plan.devices, seen) if memory is None else memory
+    limit = memory_of_each(plan.devices, seen) if size is None else size
     alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None, machines=ONE_MACHINE)
     on_cpu = decide(alone, seen, environment.threads())
     count, name = plan.machines.count, plan.device_words
     devices = len(plan.devices) * count
-    request = MemoryRequest(
+    request = memory.MemoryRequest(
         opts.target.name,
         on_cpu,
         [name if count == 1 else on_machines(name, count)],
@@ -131,15 +121,17 @@ def with_strategy_that_fits(plan: Plan, opts: Options, memory: int | None) -> Pl
     say = sayer(plan.verbosity)
     try:
         with _no_input():
-            forecast = start(request, lambda text: say(f"--strategy auto: {text}"))
+            forecast = memory.forecast_memory(request, lambda text: say(f"--strategy auto: {text}"))
     except DuokaError:
         say("--strategy auto: the strategy cannot be chosen; --strategy ddp or fsdp starts the script at once")
         raise
     need = forecast.advice(devices)
     if need is None:
-        raise AskedError(f"--strategy auto: {verdict(forecast)}; --strategy fsdp starts the script all the same")
+        raise AskedError(
+            f"--strategy auto: {memory.verdict(forecast)}; --strategy fsdp starts the script all the same"
+        )
     layout = need.layout
-    notes = (*plan.notes, choice(forecast, need))
+    notes = (*plan.notes, memory.choice(forecast, need))
     return replace(plan, strategy=layout.strategy, checkpoint_activations=layout.checkpoints, notes=notes)
 
 

@@ -223,5 +223,4 @@ command = PredictCommand(
         option("--read", "MODULE:NAME", "A function that reads a file, given its path, as an item."),
         option("--resume", text="Continue after the last batch that was written."),
     ],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -29,9 +29,7 @@ from duoka.cli.script_command import (
 from duoka.cli.trial import to_the_end
 from duoka.engines import slurm, torchrun
 from duoka.errors import MISSING, OptionError
-from duoka.hardware import inventory
-from duoka.hardware.allocation import Allocation, AllocationRequest, allocate, with_holders
-from duoka.hardware.locks import Locks
+from duoka.hardware.allocation import Allocation, AllocationRequest, allocate, read_with_holders
 from duoka.hardware.spec import parse
 from duoka.planning import options
 from duoka.planning.describing import details, header
@@ -202,9 +200,7 @@ def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
 
 def _decide(opts: Options) -> Plan:
     """Decide without allocating devices."""
-    seen = inventory.read(parse(opts.devices).type)
-    with Locks() as locks:
-        return decide(opts, with_holders(seen, locks), environment.threads())
+    return decide(opts, read_with_holders(parse(opts.devices).type), environment.threads())
 
 
 def _start(plan: Plan) -> int:

@@ -179,5 +179,4 @@ command = click.Command(
         click.Option(["--page", "as_page"], is_flag=True, help="Serve a page about one run, on this machine only."),
         click.Option(["--once"], is_flag=True, help="Measure for half a second, print, and end."),
     ],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

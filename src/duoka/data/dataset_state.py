@@ -38,14 +38,14 @@ class DatasetState:
     def __init__(self, dataset: Any) -> None:
         self.generators: list[Any] = []
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
-        self._values = dict(self._found("dataset", dataset, _DEPTH))
+        self._values = dict(self._state_in("dataset", dataset, _DEPTH))
 
     def changed(self, now: DatasetState) -> str | None:
         """Return a name whose value differs in the later snapshot `now`, or None."""
         names = (*now._values, *self._values)
         return next((name for name in names if self._values.get(name, self) != now._values.get(name, self)), None)
 
-    def _found(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    def _state_in(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         if isinstance(value, _CONSTANTS):
             yield name, repr(value) if isinstance(value, float) else value  # nan differs from itself
             return
@@ -63,7 +63,7 @@ class DatasetState:
                 if part == "":
                     yield name, held
                 else:
-                    yield from self._found(f"{name}.{part}" if name != "dataset" else part, held, depth - 1)
+                    yield from self._state_in(f"{name}.{part}" if name != "dataset" else part, held, depth - 1)
 
     def _is_new(self, value: Any) -> bool:
         return id(value) not in self._seen and len(self._seen) < _MOST and not isinstance(value, types.ModuleType)

@@ -98,7 +98,9 @@ class SplitSource(WholeSource):
         rank_local: ContextFactory,
     ) -> None:
         super().__init__(through, batches)
-        self._reader = reader = Reader.of_view(through.dataset, view, loading, rank_local, view.shares.exact)
+        self._reader = reader = Reader(
+            through.dataset, view.shares.of_process, loading, rank_local, view.shares.exact
+        )
         if view.ranks.world_size == 1:
             reader.may_split = False  # it reads all rows of each batch
         plain = copy.copy(through)
@@ -164,8 +166,8 @@ class CountingCollate:
         n = len(samples)
         if self._splits and self._is_stacked and n >= self._split.fewest:
             partition = self._split.of(n, self.weights)
-            own = self._collate(samples[partition.start : partition.start + partition.rows])
-            return LabelledBatch(own, n, True, weights=self.weights)
+            rows = self._collate(samples[partition.start : partition.start + partition.rows])
+            return LabelledBatch(rows, n, True, weights=self.weights)
         batch = self._collate(samples)
         if self._is_stacked is None:
             self._is_stacked = is_stacked(batch, n)

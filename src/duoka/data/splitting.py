@@ -133,18 +133,6 @@ class Reader:
         self._generators: list[Any] = []  # of the dataset
         self._seed = torch.initial_seed()
 
-    @classmethod
-    def of_view(
-        cls,
-        dataset: Any,
-        view: View,
-        loading: Loading,
-        rank_local: Callable[[], AbstractContextManager[None]],
-        reseeds: bool = False,
-    ) -> Reader:
-        """Return the reader of this process's rows in the batches of a view."""
-        return cls(dataset, view.shares.of_process, loading, rank_local, reseeds)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rank_local": nullcontext}  # what a loader worker does is rank-local anyway
 
@@ -168,8 +156,8 @@ class Reader:
         n = len(request.indices)
         if n >= self._split.fewest and self.may_split:
             partition = self._split.of(n, request.weights)
-            own = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
-            return LabelledBatch(self._read_own_rows(own), n, True, seeded=self.seeded, weights=request.weights)
+            of_rank = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
+            return LabelledBatch(self._read_own_rows(of_rank), n, True, seeded=self.seeded, weights=request.weights)
         checks = n >= self._split.fewest and self.may_split is None
         batch = self._read_and_check(request) if checks else self._read(request)
         return LabelledBatch(batch, n, False, self.why, self.seeded)
@@ -216,10 +204,10 @@ class Reader:
         if self.seeded:
             with self._rank_local():
                 return self._read(request)
-        before, own = random_marks(), [state_of(generator) for generator in self._generators]
+        before, drawn = random_marks(), [state_of(generator) for generator in self._generators]
         with self._rank_local():
             batch = self._read(request)
-        if before != random_marks() or own != [state_of(generator) for generator in self._generators]:
+        if before != random_marks() or drawn != [state_of(generator) for generator in self._generators]:
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
                 "that reads only its own rows cannot draw as one device would; use --loading whole"

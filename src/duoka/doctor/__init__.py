@@ -37,7 +37,7 @@ ok, advice, fault = partial(Finding, "ok"), partial(Finding, "advice"), partial(
 SUBJECTS = {
     "versions": ("duoka.doctor.versions", "examine", 120.0),  # importing torch from a slow disk
     "cards": ("duoka.doctor.cards", "examine", 90.0),
-    "exchange": ("duoka.doctor.exchange", "examine", 180.0),
+    "all-reduce": ("duoka.doctor.all_reduce", "examine", 180.0),
     "limits": ("duoka.doctor.limits", "examine", 15.0),
     "network": ("duoka.doctor.network", "examine", 30.0),
     "disk": ("duoka.doctor.limits", "examine_disks", 15.0),

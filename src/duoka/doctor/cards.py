@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from duoka.doctor import Finding, advice, fault, ok
-from duoka.hardware import inventory
-from duoka.hardware.allocation import with_holders
+from duoka.hardware.allocation import read_with_holders
 from duoka.hardware.choice import user_of
 from duoka.hardware.gpu import Gpu
-from duoka.hardware.locks import Locks
 from duoka.hardware.vendors import nvidia
 from duoka.hardware.vendors.nvidia import Link
 
@@ -18,10 +16,7 @@ HOT = 85  # °C; GPUs lower their clock rate from about here
 
 def examine() -> Iterator[Finding]:
     """Check all GPUs and each pair of them."""
-    seen = inventory.read()
-    with Locks() as locks:
-        gpus = with_holders(seen, locks).gpus
-    for gpu in gpus:
+    for gpu in read_with_holders().gpus:
         yield check_card(gpu)
     yield from check_links(nvidia.links())
 

@@ -87,12 +87,12 @@ class MemoryForecast:
             for layout in self._layouts(devices)
         )
 
-    def of(self, devices: int) -> list[Need]:
+    def needs_on(self, devices: int) -> list[Need]:
         return [need for need in self.needs if need.layout.devices == devices]
 
     def advice(self, devices: int) -> Need | None:
         """Return the layout to take on so many devices: the first that fits; None if none does."""
-        return next((need for need in self.of(devices) if need.fits), None)
+        return next((need for need in self.needs_on(devices) if need.fits), None)
 
     def enough(self, limit: int) -> MemoryLayout | None:
         """Return the first layout that fits on more devices of this size, the fewest in powers of two; None: none."""
@@ -207,7 +207,7 @@ def verdict(forecast: MemoryForecast) -> str:
     name = forecast.request.names[-1]
     need = forecast.advice(most)
     if need is None:
-        least = min(forecast.of(most), key=lambda need: need.bytes)
+        least = min(forecast.needs_on(most), key=lambda need: need.bytes)
         return (
             f"nothing fits on {name}: the least is {in_bytes(least.bytes)} of each device's "
             f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; {_what_would_fit(forecast, least.limit or 0)}"
@@ -236,7 +236,7 @@ def choice(forecast: MemoryForecast, need: Need) -> str:
 
 def _why(forecast: MemoryForecast, need: Need) -> str:
     """Name the layouts that would communicate or compute less, and do not fit."""
-    first = takewhile(lambda other: other is not need, forecast.of(need.layout.devices))
+    first = takewhile(lambda other: other is not need, forecast.needs_on(need.layout.devices))
     before = [other for other in first if not other.fits and other.bytes > need.bytes]
     if not before:
         return ""

@@ -28,9 +28,9 @@ def module() -> Any:
 
 def in_use() -> Any:
     """Return torch's module of it, if its runtime has started in this process; else None."""
-    found = module()
-    started = found is not None and getattr(found, "is_initialized", torch.accelerator.is_available)()
-    return found if started else None
+    runtime = module()
+    started = runtime is not None and getattr(runtime, "is_initialized", torch.accelerator.is_available)()
+    return runtime if started else None
 
 
 def has_streams(device: torch.device) -> bool:
@@ -40,9 +40,9 @@ def has_streams(device: torch.device) -> bool:
 
 def best() -> torch.device:
     """Return the accelerator, if there is one now that is taken without being named, else the CPU."""
-    found = module()
+    runtime = module()
     named = any(kind() == vendor.TYPE and not vendor.IN_AUTO for vendor in VENDORS.values())
-    return torch.device(kind() if found is not None and found.is_available() and not named else "cpu")
+    return torch.device(kind() if runtime is not None and runtime.is_available() and not named else "cpu")
 
 
 def memory_of(device: torch.device) -> float:

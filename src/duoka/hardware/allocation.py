@@ -89,6 +89,13 @@ def allocate(
         return until_free(look, wait, say)
 
 
+def read_with_holders(kind: str = "auto") -> Inventory:
+    """Read the inventory, and set the holders of GPUs. kind: as for `inventory.read`."""
+    seen = inventory.read(kind)  # outside the lock: a slow driver blocks no other process
+    with Locks() as locks:
+        return with_holders(seen, locks)
+
+
 def with_holders(seen: Inventory, locks: Locks, queue_number: int | None = None) -> Inventory:
     """Set each GPU's holder, and the process for which it is reserved: one in the queue before `queue_number`."""
 

@@ -40,7 +40,7 @@ def choose(request: Request, inventory: Inventory) -> Choice:
     """
     if request.type == "cpu":
         return Choice(_cpus(request.count))
-    kind = inventory.of.TYPE
+    kind = inventory.vendor_module.TYPE
     if request.type not in ("auto", "gpu", kind):
         raise DeviceError(f"--devices {request}: this machine has no {request.type} device; use auto or cpu")
     allowed, notes = allowed_gpus(inventory)
@@ -50,7 +50,7 @@ def choose(request: Request, inventory: Inventory) -> Choice:
             return Choice(_cpus(request.count), notes)
     gpus, why = _gpus_for(request, allowed, inventory)
     notes += why
-    if inventory.of.IS_SORTED:
+    if inventory.vendor_module.IS_SORTED:
         gpus = sorted(gpus, key=lambda gpu: gpu.index)
     if inventory.visible is not None:
         mapping = ", ".join(f"{kind}:{index} = GPU {gpu.number}" for index, gpu in enumerate(gpus))
@@ -122,8 +122,8 @@ def _matches(gpu: Gpu, name: int | str) -> bool:
 
 def _allowed_text(allowed: tuple[Gpu, ...], inventory: Inventory) -> str:
     may = f"{_setting(inventory)} allows" if inventory.visible is not None else "this machine has"
-    numbers = _listed(gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.place))
-    return f"{may} {numbers} (numbers as in {inventory.of.TOOL})"
+    numbers = _listed(gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.order))
+    return f"{may} {numbers} (numbers as in {inventory.vendor_module.TOOL})"
 
 
 def allowed_gpus(inventory: Inventory) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
@@ -159,7 +159,7 @@ def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
 
 
 def _setting(inventory: Inventory) -> str:
-    name = inventory.of.VISIBLE[0]
+    name = inventory.vendor_module.VISIBLE[0]
     return f"{name}={inventory.visible}" if inventory.visible else f"{name}, set to nothing,"
 
 
@@ -204,7 +204,7 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     others = "; ".join(f"GPU {gpu.number}: {reason}" for gpu, reason in reasons.items() if reason)
     if len(picked) < request.count:
         raise DevicesBusy(f"--devices {request}: {_count(len(picked), 'is', 'are')} available now; {others}", others)
-    picked.sort(key=lambda gpu: gpu.place)
+    picked.sort(key=lambda gpu: gpu.order)
     chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in picked)
     return picked, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
 
@@ -219,7 +219,7 @@ def by_preference(gpus: Iterable[Gpu]) -> list[Gpu]:
 
     def work(gpu: Gpu) -> tuple[int, int, int, tuple[int, int]]:
         computing = sum(process.kind == "compute" for process in gpu.processes or ())
-        return computing, gpu.utilisation or 0, -gpu.free_memory, gpu.place
+        return computing, gpu.utilisation or 0, -gpu.free_memory, gpu.order
 
     return sorted(gpus, key=work)
 

@@ -94,7 +94,7 @@ class Gpu:
         return str(self.index) if self.card is None else f"{self.card}:{self.index}"
 
     @property
-    def place(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int]:
         """Sort key: parts follow their GPU."""
         return (self.index, -1) if self.card is None else (self.card, self.index)
 

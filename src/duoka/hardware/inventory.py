@@ -36,7 +36,7 @@ class Inventory:
     why_others: str = ""
 
     @property
-    def of(self) -> Vendor:
+    def vendor_module(self) -> Vendor:
         """The vendor's file."""
         return VENDORS[self.vendor]
 

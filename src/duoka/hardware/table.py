@@ -40,7 +40,7 @@ def as_json(inventory: Inventory, machine: Machine) -> dict[str, Any]:
 def _card(card: Gpu, processes: bool) -> Iterator[tuple[str, ...] | str]:
     yield _row(card, processes)
     if processes and not card.is_split:
-        yield from (f"      {_process(process, whole=True)}" for process in _ordered(card.processes or ()))
+        yield from (f"      {_process(process, in_full=True)}" for process in _ordered(card.processes or ()))
     for part in card.parts:
         yield from _card(part, processes)
 
@@ -74,9 +74,9 @@ def _who(card: Gpu, processes: bool) -> str:
     return "; ".join(words) or ("" if card.processes else user_of(card) or "free")
 
 
-def _process(process: GpuProcess, whole: bool = False) -> str:
+def _process(process: GpuProcess, in_full: bool = False) -> str:
     command = process.command or "(not visible from here)"
-    if not whole and len(command) > LONGEST_COMMAND:
+    if not in_full and len(command) > LONGEST_COMMAND:
         command = command[: LONGEST_COMMAND - 1] + "…"
     memory = "" if process.memory is None else f", {process.memory / GIB:.1f} GiB"
     kind = ", graphics" if process.kind == "graphics" else ""

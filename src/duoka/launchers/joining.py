@@ -123,7 +123,7 @@ class Hello:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, value: Any) -> Hello:
+    def checked(cls, value: Any) -> Hello:
         """Check and convert a received message.
 
         Raises:
@@ -313,7 +313,7 @@ class Admission:
             what, again, value = connection.receive_one()
             if (what, again) != ("hello", number):
                 raise ValueError("not the first message of a duoka command")
-            return number, connection, Hello.of(value)
+            return number, connection, Hello.checked(value)
         except BaseException:
             accepted.close()
             raise
@@ -381,7 +381,7 @@ def _introduce(
         with suppress(TimeoutError):
             what, _, value = connection.receive_one()
             if what == "accepted":
-                return [Hello.of(each) for each in value]
+                return [Hello.checked(each) for each in value]
             if what == "refused":
                 setting, text = value
                 different = SettingsDiffer(printable(setting), 0, f"{machines.each} 0")

@@ -41,7 +41,7 @@ from duoka.launchers.processes import Outputs, Signals, orphan_reaper
 from duoka.launchers.report import ReportContext, other_stacks, report
 from duoka.launchers.restarts import cause, next_plan, with_restarts
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abort, judge
-from duoka.launchers.worker import Attempt, NullObserver, Observer
+from duoka.launchers.worker import Attempt, Observer
 from duoka.launchers.workers import WorkerGroup
 from duoka.network.addresses import listen_on
 from duoka.planning.plan import Kind, Machines, Plan
@@ -81,7 +81,7 @@ class RunContext:
     record: PublishedRun
     write: Callable[[str], None] = _write
     function: Callable[[], object] | None = None
-    observer: Observer = field(default_factory=NullObserver)
+    observer: Observer = field(default_factory=Observer)
     entropy: int | None = None
     others: OtherMachines = field(default_factory=OtherMachines)
 
@@ -186,7 +186,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
                 run_id=run.run_id,
                 entropy=entropy,
                 board=board,
-                exchange=_exchange(plan),
+                shared_memory=_shared_memory(plan),
                 temporary=temporary,
                 function=run.function,
                 observer=run.observer,
@@ -261,7 +261,7 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
                 return _missed(plan, group, board, others), None
         elif stuck := hang():
             if stuck.mismatch is not None:  # let the ranks end by themselves: their endings have their values
-                group.abort_exchange()
+                group.end_waits()
                 group.wait(group.done, TO_END)
             stuck = refine_with_stacks(collect_stacks(stuck, group), board)
             if not any(in_debugger(stuck.stacks.get(rank, "")) for rank in stuck.missing):
@@ -310,7 +310,7 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
         group.end()
 
 
-def _exchange(plan: Plan) -> mmap.mmap | None:
+def _shared_memory(plan: Plan) -> mmap.mmap | None:
     """Map shared memory for small CPU tensors, if duoka does the communication and there is one machine."""
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None

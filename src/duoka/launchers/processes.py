@@ -158,7 +158,7 @@ def redirect(output: IO[bytes] | None, stdin: bool) -> None:
 class Outputs:
     """The log files of some ranks: in `--log-dir`, else unnamed temporary files, named when something must be kept.
 
-    An unnamed file disappears with the processes that have it open.
+    An unnamed file disappears with the processes that have it open. files: by rank; the others write to the terminal.
 
     Raises:
         OptionError: the files cannot be created.
@@ -166,7 +166,7 @@ class Outputs:
 
     def __init__(self, log_dir: Path | None, ranks: range) -> None:
         self._log_dir, self._ranks = log_dir, ranks
-        self._files: dict[int, IO[bytes]] = {}
+        self.files: dict[int, IO[bytes]] = {}
         self.begin(0)
 
     def begin(self, attempt: int) -> None:
@@ -178,7 +178,7 @@ class Outputs:
                 self._dir = self._dir / f"restart{attempt}" if attempt else self._dir
                 self._dir.mkdir(parents=True, exist_ok=True)
             for rank in self._ranks:
-                self._files[rank] = self._open(rank)
+                self.files[rank] = self._open(rank)
         except OSError as error:
             folder = str(self._log_dir) if self._log_dir else None
             raise OptionError("--log-dir", folder, "a directory that can be written", str(error)) from None
@@ -188,17 +188,9 @@ class Outputs:
             return tempfile.TemporaryFile(prefix="duoka-")
         return (self._dir / f"rank{rank}.log").open("w+b")
 
-    def file(self, rank: int) -> IO[bytes] | None:
-        """Return the log file of `rank`; None if it writes to the terminal."""
-        return self._files.get(rank)
-
-    def has_any(self) -> bool:
-        """Return whether any rank has a log file."""
-        return bool(self._files)
-
     def tail(self, rank: int, lines: int) -> list[str]:
         """Return the last lines of the log file of `rank`."""
-        file = self._files.get(rank)
+        file = self.files.get(rank)
         if file is None:
             return []
         size = os.fstat(file.fileno()).st_size
@@ -211,7 +203,7 @@ class Outputs:
 
         Returns their folder; None if there is nothing to keep.
         """
-        written = {rank: file for rank, file in self._files.items() if os.fstat(file.fileno()).st_size}
+        written = {rank: file for rank, file in self.files.items() if os.fstat(file.fileno()).st_size}
         if not written and not more:
             return None
         try:
@@ -229,9 +221,9 @@ class Outputs:
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files.values():
+        for file in self.files.values():
             file.close()
-        self._files.clear()
+        self.files.clear()
 
 
 @contextmanager

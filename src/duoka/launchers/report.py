@@ -106,7 +106,7 @@ def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
     for worker in scene.workers:
         if worker.afterwards:
             traces.setdefault(worker.afterwards, []).append(worker.rank)
-    if any(0 in ranks and len(traces) == 1 for ranks in traces.values()) or not scene.outputs.has_any():
+    if any(0 in ranks and len(traces) == 1 for ranks in traces.values()) or not scene.outputs.files:
         return []  # rank 0 has printed it
     return [
         line
@@ -266,7 +266,7 @@ def _missing_elsewhere(stuck: Stuck, scene: ReportContext) -> str:
     machines = scene.plan.machines
     by_machine: dict[int, list[int]] = {}
     for rank in stuck.remote:
-        by_machine.setdefault(machines.of(rank), []).append(rank)
+        by_machine.setdefault(machines.machine_of(rank), []).append(rank)
     who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in by_machine.items()]
     return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not joined it" if who else ""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from duoka.hardware.gpu import Device
 from duoka.hardware.vendors import variables_for
@@ -47,24 +47,14 @@ A_DAY = 24 * 3600.0
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # a signal that scripts, schedulers and profilers do not use
 
 
-class Observer(Protocol):
-    """Observes the script in every worker without changing its numbers (`duoka.trials`)."""
+class Observer:
+    """Observes the script in every worker, without changing its numbers (`duoka.trials`). This one does nothing."""
 
     def begin(self, rank: int) -> None:
         """Start observing, before interceptions are installed."""
 
     def around(self, slot: StatusSlot) -> AbstractContextManager[None]:
         """Within the context, observe the script; interceptions are installed. slot: the status of this rank."""
-
-
-class NullObserver:
-    """Observes nothing."""
-
-    def begin(self, rank: int) -> None:
-        """Do nothing."""
-
-    def around(self, slot: StatusSlot) -> AbstractContextManager[None]:
-        """Do nothing."""
         return nullcontext()
 
 
@@ -74,7 +64,7 @@ class Attempt:
 
     number: 0 at first, and one more after each restart.
     entropy: 64 random bits.
-    exchange: shared memory for small tensors; None: gloo only.
+    shared_memory: for small tensors; None: gloo only.
     key: of the run. store: descriptor of the unnamed file that is the store; None: the store is at a port.
     gloo: the network interface for gloo; None: gloo chooses.
     temporary: path of a directory for multiprocessing's sockets, which the workers create and the command removes;
@@ -86,10 +76,10 @@ class Attempt:
     run_id: str
     entropy: int
     board: StatusBoard
-    exchange: mmap.mmap | None
+    shared_memory: mmap.mmap | None
     temporary: str | None = None
     function: Callable[[], object] | None = None
-    observer: Observer = field(default_factory=NullObserver)
+    observer: Observer = field(default_factory=Observer)
     gloo: str | None = "lo"
     key: Key = field(default_factory=Key)
     store: int | None = None
@@ -145,7 +135,7 @@ def run_worker(worker: WorkerArguments, pipe: socket.socket, stacks: int) -> int
         faulthandler.enable(file=stacks)
     if attempt.function is not None:
         forget_exit_functions()  # those of the calling program
-    environment.unset_key()
+    environment.unset(["DUOKA_KEY"])  # a script and its child processes do not need it
     environment.set_variables(variables_for(plan.devices if plan.kind is Kind.DISTRIBUTED else [worker.device]))
     if attempt.gloo is not None:
         environment.set_gloo_device(attempt.gloo)
@@ -230,7 +220,7 @@ def _run(worker: WorkerArguments, info: RankInfo) -> None:
         _run_plain(worker, info, script)
     elif plan.kind is Kind.API:
         environment.set_rank_variables(info)
-        this_process().origin = origin_of(plan, info, worker.device, worker.slot, attempt.exchange, attempt.key)
+        this_process().origin = origin_of(plan, info, worker.device, worker.slot, attempt.shared_memory, attempt.key)
         with this_process().ending():
             (attempt.function or script)()
     else:
@@ -248,15 +238,15 @@ def _run_plain(worker: WorkerArguments, info: RankInfo, script: Callable[[], Non
     from duoka.plain.shared_random import SharedRandom
 
     plan, attempt = worker.plan, worker.attempt
-    environment.unset_rank_variables()
-    environment.unset_task_variables()
+    environment.unset(environment.RANKS)  # a plain script sees none
+    environment.unset(environment.TASKS)  # which libraries would take for their own ranks
     environment.disable_wandb_except_on_rank_0(info.rank)
     if plan.world_size == 1:
         run_plain_alone(plan, attempt.entropy, script)
         return
-    environment.seed_hashes(attempt.entropy)
+    environment.set_default("PYTHONHASHSEED", str(attempt.entropy % 2**32))  # of programs that ranks start
     reach = partial(reach_store, info, plan.timeout)
-    origin = origin_of(plan, info, worker.device, worker.slot, attempt.exchange, attempt.key)
+    origin = origin_of(plan, info, worker.device, worker.slot, attempt.shared_memory, attempt.key)
     ranks = origin.connect(plan.timeout).collectives(info.rank, plan.world_size, plan.timeout, 0)
     with _messages(plan, info.rank) as say:
         run_plain(plan, ranks, SharedRandom(attempt.entropy, reach, attempt.key), say, script)
@@ -283,13 +273,13 @@ def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
 
 
 def origin_of(
-    plan: Plan, info: RankInfo, device: Device, slot: StatusSlot, exchange: mmap.mmap | None, key: Key
+    plan: Plan, info: RankInfo, device: Device, slot: StatusSlot, shared_memory: mmap.mmap | None, key: Key
 ) -> Forked:
     """Return what `duoka.start` reads: rank, device, connections and settings."""
     from duoka.origins.origin import Forked
 
     name = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
-    return Forked(info.rank, info.world_size, info.local_rank, plan, info, slot, exchange, name, key)
+    return Forked(info.rank, info.world_size, info.local_rank, plan, info, slot, shared_memory, name, key)
 
 
 def _run_distributed(worker: WorkerArguments, info: RankInfo) -> None:
@@ -300,7 +290,7 @@ def _run_distributed(worker: WorkerArguments, info: RankInfo) -> None:
     from duoka.system.user_code import user_line
 
     environment.set_rank_variables(info)
-    environment.enable_flight_recorder()
+    environment.set_default("TORCH_FR_BUFFER_SIZE", "256")  # for gloo, too; reading an entry takes 30 us with the GIL
     follower = follow_recorder(worker.slot)
     empty_store_for_each_group(lambda: follower.begin_group(user_line()))
     keep_destroyed_groups()

@@ -102,7 +102,7 @@ class WorkerGroup:
         self.signals, self._others = signals, others or Peers()
         self.workers: list[Worker] = []
         self._passed_on = len(signals.for_scripts)
-        self._exchange: mmap.mmap | None = None
+        self._shared_memory: mmap.mmap | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
         for file in self._others.files:
@@ -119,11 +119,10 @@ class WorkerGroup:
         Raises:
             WorkerFailed: the system refuses to start more processes.
         """
-        self._exchange = attempt.exchange
+        self._shared_memory = attempt.shared_memory
         try:
             for rank in plan.ranks:
-                own_log = outputs.file(rank) is not None
-                self._fork(WorkerArguments(plan, rank, attempt, own_log), outputs)
+                self._fork(WorkerArguments(plan, rank, attempt, own_log=rank in outputs.files), outputs)
         except OSError as error:
             count, size = len(self.workers), plan.workers
             raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
@@ -136,7 +135,7 @@ class WorkerGroup:
             ours.close()
             self._close_files()
             self._others.close_files()
-            redirect(outputs.file(arguments.rank), stdin=arguments.rank == 0)
+            redirect(outputs.files.get(arguments.rank), stdin=arguments.rank == 0)
             outputs.close()
             return run_worker(arguments, theirs, stacks)
 
@@ -170,7 +169,7 @@ class WorkerGroup:
             if worker.alive:
                 self._poll(worker)
         if self.failed():
-            self.abort_exchange()
+            self.end_waits()
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
         """Handle events until `until()` is true, for at most `seconds`; return whether it became true."""
@@ -194,12 +193,12 @@ class WorkerGroup:
         """Return whether a worker ended badly."""
         return any(worker.failed for worker in self.workers)
 
-    def abort_exchange(self) -> None:
+    def end_waits(self) -> None:
         """Wake ranks that wait in shared memory, where they cannot notice that another rank is lost."""
-        if self._exchange is not None:
+        if self._shared_memory is not None:
             from duoka.collectives.shared_memory import give_up
 
-            give_up(self._exchange)
+            give_up(self._shared_memory)
 
     def _receive(self, worker: Worker) -> None:
         try:
@@ -211,7 +210,7 @@ class WorkerGroup:
             self._selector.unregister(worker.pipe)
         first, *more = bytes(worker.received).splitlines(keepends=True) or [b""]
         if first.endswith(b"\n") and worker.ending is None:
-            worker.ending = Ending.of(first)
+            worker.ending = Ending.from_line(first)
         if more and more[0].endswith(b"\n"):
             worker.afterwards = json.loads(more[0])
 
@@ -251,7 +250,7 @@ class WorkerGroup:
         Workers whose script has ended get that time to exit. A second Ctrl-C shortens it.
         """
         hurried = self.signals.interrupts
-        self.abort_exchange()
+        self.end_waits()
         if not self._nothing_left():
             for worker in self.workers:
                 if not (worker.alive and worker.done):

@@ -114,14 +114,14 @@ class Forked(Origin):
     """A worker of `duoka run` or `duoka.launch`.
 
     plan: its settings are the defaults of `duoka.start`. info: of this worker. slot: records its collectives.
-    exchange: memory shared with all other ranks, or None. device_name: the device, as torch names it in this process.
+    shared_memory: with all other ranks, or None. device_name: the device, as torch names it in this process.
     key: of the run. seed: for all generators, in a trial; None: that of `duoka.start`.
     """
 
     plan: Plan
     info: RankInfo
     slot: StatusSlot
-    exchange: mmap.mmap | None
+    shared_memory: mmap.mmap | None
     device_name: str
     key: Key = field(default_factory=Key)
     seed: int | None = None
@@ -143,8 +143,8 @@ class Forked(Origin):
         several = self.plan.machines.count > 1  # then no status board shows all ranks
         if several:
             exchange = between(store, rank, size, timeout, self.key)
-        elif self.exchange is not None:
-            exchange = SharedMemoryExchange(self.exchange, rank, size, timeout)
+        elif self.shared_memory is not None:
+            exchange = SharedMemoryExchange(self.shared_memory, rank, size, timeout)
         return Communication(store, self.slot, exchange, self.info.local_world_size, several, self.key)
 
 

@@ -110,7 +110,7 @@ class Machines:
         hosts = dict.fromkeys(self.hosts)
         return [[rank for rank, host in enumerate(self.hosts) if host == machine] for machine in hosts]
 
-    def of(self, rank: int) -> int:
+    def machine_of(self, rank: int) -> int:
         """Return the number of the machine that has a rank."""
         ends = (sum(self.workers[: number + 1]) for number in range(len(self.workers)))
         return next((number for number, end in enumerate(ends) if rank < end), self.number)

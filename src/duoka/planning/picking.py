@@ -82,7 +82,7 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
 def _as_torch_names(device: Device, inventory: Inventory) -> torch.device:
     if device.index is None:
         return torch.device(device.type)
-    module, order = getattr(torch, device.type), inventory.of.ORDER
+    module, order = getattr(torch, device.type), inventory.vendor_module.ORDER
     is_in_use = getattr(module, "is_initialized", bool)()
     if device.part is not None:
         if is_in_use:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from duoka import script
 from duoka.errors import OptionError
@@ -141,7 +140,7 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None, know
     several = machines.count > 1 or machines.each == "rank"
     weights, measures, row_notes = rows_of(options.rows, strategy, chosen.devices, inventory, several)
     return Plan(
-        **_settings(options),
+        **{setting.name: getattr(options, setting.name) for setting in fields(Settings)},  # as requested
         kind=kind,
         kind_reason=reason,
         kind_can_be_either=script_info.can_be_either and options.kind == "auto",
@@ -155,11 +154,6 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None, know
         local_rank_flag=script_info.local_rank_flag,
         self_launching=alone,
     )
-
-
-def _settings(options: Options) -> dict[str, Any]:
-    """Return the settings that are decided as they were requested."""
-    return {setting.name: getattr(options, setting.name) for setting in fields(Settings)}
 
 
 def _device_of_rank(chosen: Choice, request: spec.Request, machines: Machines, visible: str | None) -> Choice:

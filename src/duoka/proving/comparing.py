@@ -74,7 +74,7 @@ class RunComparison:
 
 def compare(first: Recording, second: Recording) -> RunComparison:
     """Compare two recorded runs."""
-    gaps = tuple(gap for gap in _gaps(first, second))
+    gaps = tuple(_gaps(first, second))
     losses = tuple(state.losses[-1] if state.losses else math.nan for state in first.states[1:])
     others = tuple(state.losses[-1] if state.losses else math.nan for state in second.states[1:])
     return RunComparison(gaps, (first.steps, second.steps), compare_data(first, second), (losses, others))
@@ -320,11 +320,6 @@ def _why(comparison: RunComparison) -> str:
     if comparison.data is not None and comparison.data.counts:
         return f"other data in step {comparison.data.step}: {comparison.data.text}"
     return f"{first} and {second} steps were made" if first != second else ""
-
-
-def worse(first: Verdict, second: Verdict) -> Verdict:
-    """Return the worse of two verdicts."""
-    return max(first, second, key=RANKING.index)
 
 
 def meets(judged: Judgement, wanted: Verdict) -> bool:

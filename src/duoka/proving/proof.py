@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.planning.plan import Kind, Plan
-from duoka.proving.comparing import Bound, Judgement, RunComparison, Verdict, compare, judge, meets, worse
+from duoka.proving.comparing import RANKING, Bound, Judgement, RunComparison, Verdict, compare, judge, meets
 from duoka.proving.recorder import Recorder
 from duoka.proving.recording import Recording
 from duoka.trials.runner import NoSteps, TrialFailed, TrialRunner, trial_runner
@@ -109,10 +109,8 @@ class Proof:
 
     @property
     def verdict(self) -> Verdict:
-        verdict: Verdict = "bits"
-        for outcome in self.outcomes:
-            verdict = worse(verdict, outcome.judged.verdict)
-        return verdict
+        """The worst of all runs."""
+        return max((outcome.judged.verdict for outcome in self.outcomes), key=RANKING.index)
 
     @property
     def holds(self) -> bool:

@@ -16,6 +16,7 @@ from duoka.watching.history import Point
 from duoka.watching.html import Axis, Line, document, head, line_chart, listed, table
 
 WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different": "different"}
+COLUMNS = "", "verdict", "steps", "largest", "relative", "at step: in", "bits differ at step: in", "data"
 
 
 def as_text(proof: Proof, verbosity: str) -> str:
@@ -34,7 +35,7 @@ def as_text(proof: Proof, verbosity: str) -> str:
 
 def _table(proof: Proof) -> Table:
     table = Table(title=title(proof), title_justify="left")
-    for name in columns():
+    for name in COLUMNS:
         table.add_column(name, overflow="fold")
     for outcome in proof.outcomes:
         table.add_row(*cells(outcome))
@@ -45,11 +46,6 @@ def title(proof: Proof) -> str:
     """Describe what was compared."""
     steps = f"{proof.steps} step{'s' * (proof.steps != 1)}"
     return f"compared with {proof.request.first.name}, {steps}, seed {proof.request.seed}"
-
-
-def columns() -> tuple[str, ...]:
-    """Return the names of the table's columns."""
-    return "", "verdict", "steps", "largest", "relative", "at step: in", "bits differ at step: in", "data"
 
 
 def cells(outcome: Outcome) -> list[str]:
@@ -203,7 +199,7 @@ def page(proof: Proof, target: str) -> str:
         head(f"{target}: {as_verdict(proof)}", [title(proof)]),
         listed("What stands out", (line.strip() for outcome in proof.outcomes for line in sentences(outcome))),
         *(chart for outcome in proof.outcomes for chart in _charts(proof, outcome)),
-        table("Each run", columns(), [cells(outcome) for outcome in proof.outcomes]),
+        table("Each run", COLUMNS, [cells(outcome) for outcome in proof.outcomes]),
     ]
     return document(f"{target}: proof", body)
 

@@ -112,6 +112,6 @@ def open_api_session(
 
 def _check_exact(settings: RunSettings) -> None:
     for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
-        given = getattr(settings, name)
-        if given != allowed:
-            raise OptionError(name, given, f"{allowed} with strategy='exact'", "its bits would depend on the devices")
+        value = getattr(settings, name)
+        if value != allowed:
+            raise OptionError(name, value, f"{allowed} with strategy='exact'", "its bits would depend on the devices")

@@ -43,7 +43,7 @@ class Run:
         self.local_rank = origin.local_rank
         self.device = device
         self.machine = socket.gethostname()
-        self._place = origin.machine
+        self._machine_name = origin.machine
         self._opened: ApiSession | None = session
         self._logs = logs
         self._reductions = LocalReductions(session.ranks)
@@ -97,9 +97,9 @@ class Run:
         self._begun = True
         check_combination(strategy, session.view.shares.exact, self.world_size)
         if strategy == "auto":
-            strategy = chosen_strategy(module, self._place, session, self.device)
+            strategy = chosen_strategy(module, self._machine_name, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
-        prepare(module, session, mover(strategy, self._place, session, self.device))
+        prepare(module, session, mover(strategy, self._machine_name, session, self.device))
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.use_bucket_views(module.parameters())

@@ -137,8 +137,8 @@ def _settings(
     return settings, seconds
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+def _names(words: Sequence[str]) -> tuple[str, ...]:
+    names = (words,) if isinstance(words, str) else tuple(words)
     check_names("row_independent", names)
     return names
 

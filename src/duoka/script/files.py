@@ -147,10 +147,10 @@ def _module(name: str) -> Location:
         if file is None:
             raise ScriptError(f"{name!r} is a package without __main__.py, which cannot be run")
     assert file is not None
-    return _module_place(file.resolve(), name)
+    return _module_files(file.resolve(), name)
 
 
-def _module_place(file: Path, name: str) -> Location:
+def _module_files(file: Path, name: str) -> Location:
     """Return the files of a module: in the working directory, that is its home; elsewhere its package is."""
     here = Path.cwd().resolve()
     if file.is_relative_to(here) and _is_own(file, here):

@@ -146,17 +146,17 @@ class _Names:
         self.packages = {name.partition(".")[0] for name in self.full.values()}
         for node in ast.walk(tree):  # `env = os.environ`, `ctx = mp.get_context("spawn")`
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                full = self.of(node.value)
+                full = self.full_name(node.value)
                 if full.partition(".")[0] in self.packages:
                     self.full.setdefault(node.targets[0].id, full)
 
-    def of(self, node: ast.expr) -> str:
+    def full_name(self, node: ast.expr) -> str:
         """Return the full dotted name; it starts with `?` if its first part was not imported."""
         if isinstance(node, ast.Name):
             return self.full.get(node.id, f"?.{node.id}")
         if isinstance(node, ast.Attribute):
-            return f"{self.of(node.value)}.{node.attr}"
-        return self.of(node.func) if isinstance(node, ast.Call) else "?"
+            return f"{self.full_name(node.value)}.{node.attr}"
+        return self.full_name(node.func) if isinstance(node, ast.Call) else "?"
 
 
 class _Visitor(ast.NodeVisitor):
@@ -273,13 +273,13 @@ class _Visitor(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
-        if self.names.of(node) == "sys.argv":
+        if self.names.full_name(node) == "sys.argv":
             self.findings.words.add(ANY)
         if isinstance(node.ctx, ast.Load):
             self.findings.uses.append(Use(node.id, self.function, self.conditions))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if self.names.of(node) == "sys.argv":
+        if self.names.full_name(node) == "sys.argv":
             self.findings.words.add(ANY)
         self.findings.uses.append(Use(node.attr, self.function, self.conditions))
         self.visit(node.value)
@@ -292,7 +292,7 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         variable = self._variable(node.slice)
-        if variable and self.names.of(node.value) == "os.environ":
+        if variable and self.names.full_name(node.value) == "os.environ":
             if isinstance(node.ctx, ast.Load):
                 self._reads(variable, node, needed=not self.rescued)
             elif isinstance(node.ctx, ast.Store):
@@ -301,7 +301,7 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         variable = self._variable(node.left)
-        if variable and any(self.names.of(other) == "os.environ" for other in node.comparators):
+        if variable and any(self.names.full_name(other) == "os.environ" for other in node.comparators):
             self._reads(variable, node, needed=self.demanding)
         self.generic_visit(node)
 
@@ -314,7 +314,7 @@ class _Visitor(ast.NodeVisitor):
     def _call(
         self, called: ast.expr, arguments: Sequence[ast.expr] = (), keywords: Sequence[ast.keyword] = ()
     ) -> None:
-        full = self.names.of(called)
+        full = self.names.full_name(called)
         package, last = full.partition(".")[0], full.rpartition(".")[2]
         meaning = CALLS.get((package, last)) or CALLS.get(("", last))
         if meaning is Meaning.ADAPTS and (words := next(filter(_is_of_several, keywords), None)):

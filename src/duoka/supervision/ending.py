@@ -53,7 +53,7 @@ class Ending:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> Ending:
+    def from_line(cls, line: bytes) -> Ending:
         read = json.loads(line)
         return cls(**{**read, "frames": [FrameValues(**frame) for frame in read["frames"]]})
 

@@ -341,9 +341,7 @@ class StatusSlot:
 
     def begin_wait(self, text: str) -> None:
         """Show that this rank waits for others, outside of a collective. text: in what."""
-        entry, said = _entry(self._begun + 1), text.encode()[:TEXT]  # which the next collective overwrites
-        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
-        self._words[entry + SINCE], self._words[entry + LENGTH] = monotonic_ns(), len(said)
+        self._write_entry(self._begun + 1, 0, text, monotonic_ns())  # which the next collective overwrites
         self._words[WAITS] = 1
 
     def end_wait(self) -> None:

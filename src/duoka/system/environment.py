@@ -128,11 +128,6 @@ def keep_freed_memory() -> None:
         libc.keep_freed_memory(KEPT_BYTES)
 
 
-def fix_cublas_workspace() -> None:
-    """Make cuBLAS deterministic, unless the user has set its workspace."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
 def variable(name: str) -> str | None:
     """Return a variable set by the user, a launcher or a scheduler; None if it is not set or empty."""
     return os.environ.get(name) or None
@@ -178,20 +173,14 @@ def settings_folder() -> Path:
     return Path(variable("XDG_CONFIG_HOME") or Path.home() / ".config") / "duoka"
 
 
-def unset_key() -> None:
-    """Unset DUOKA_KEY: a script and its child processes do not need it."""
-    os.environ.pop("DUOKA_KEY", None)
+def set_default(name: str, value: str) -> None:
+    """Set a variable, unless the user has set it."""
+    os.environ.setdefault(name, value)
 
 
-def unset_rank_variables() -> None:
-    """Unset rank and rendezvous variables: a plain script sees none."""
-    for name in RANKS:
-        os.environ.pop(name, None)
-
-
-def unset_task_variables() -> None:
-    """Unset rank variables of other launchers, which libraries would take for their own ranks."""
-    for name in TASKS:
+def unset(names: Iterable[str]) -> None:
+    """Unset variables, of which some may not be set."""
+    for name in names:
         os.environ.pop(name, None)
 
 
@@ -203,7 +192,7 @@ def disable_wandb_except_on_rank_0(rank: int) -> None:
 
 def set_rank_variables(info: RankInfo) -> None:
     """Set the variables that torchrun would set, and unset stale ones."""
-    unset_rank_variables()
+    unset(RANKS)
     rank, size = str(info.rank), str(info.world_size)
     os.environ.update(
         RANK=rank,
@@ -240,7 +229,7 @@ def set_gloo_device(device: str = "lo") -> None:
 
     With loopback, workers of one machine need no network, and open no port to others.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
+    set_default("GLOO_SOCKET_IFNAME", device)
 
 
 def hash_seed_is_random() -> bool:
@@ -251,21 +240,3 @@ def hash_seed_is_random() -> bool:
 def fix_hash_seed() -> None:
     """Fix Python's hash seed for processes started later, so that sets have the same order everywhere."""
     os.environ["PYTHONHASHSEED"] = "0"
-
-
-def seed_hashes(entropy: int) -> None:
-    """Set one hash seed for the Python programs that ranks start, unless the user has set one."""
-    os.environ.setdefault("PYTHONHASHSEED", str(entropy % 2**32))
-
-
-def enable_flight_recorder() -> None:
-    """Enable torch's flight recorder, for gloo too, unless the user has set its size.
-
-    Reading it takes 30 us an entry, with the interpreter's lock held.
-    """
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
-
-
-def disable_trackers() -> None:
-    """Disable Weights & Biases, for a trial run of a script."""
-    os.environ["WANDB_MODE"] = "disabled"

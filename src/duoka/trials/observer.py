@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from duoka.launchers.worker import Observer
 from duoka.origins.origin import Forked
 from duoka.origins.process import this_process
 from duoka.supervision.status_board import StatusSlot
@@ -51,8 +52,8 @@ class TrialEnd:
     how: How
 
 
-class TrialObserver(ABC):
-    """Observes the first steps of a script on a rank (see `launchers/worker.py`). Workers are forked with it.
+class TrialObserver(Observer, ABC):
+    """Observes the first steps of a script on a rank. Workers are forked with it.
 
     wanted: steps after which the script is ended. seed: of all generators; the script may seed them again. own_rows:
     the script calls torch.distributed itself, and each rank makes its own batches. folder: of the record. scratch:
@@ -77,7 +78,7 @@ class TrialObserver(ABC):
 
     def begin(self, rank: int) -> None:
         """Redirect writes of this process to the scratch folder."""
-        environment.disable_trackers()
+        environment.set_variables({"WANDB_MODE": "disabled"})
         redirect(Scratch(self.scratch))
 
     @contextmanager

@@ -141,7 +141,7 @@ class History:
 
     def most_memory(self, rank: int) -> int:
         """Return the bytes that a rank had in memory at the end of an attempt, the largest number."""
-        return max((samples[-1].of(rank).memory for samples in self.attempts if samples), default=0)
+        return max((samples[-1].of_rank(rank).memory for samples in self.attempts if samples), default=0)
 
     def memory(self, rank: int) -> list[list[Point]]:
         return self._over_time(rank, lambda sample: sample.memory)
@@ -153,15 +153,19 @@ class History:
 
     def _over_time(self, rank: int, value: Callable[[RankSample], int]) -> list[list[Point]]:
         return [
-            [Point(sample.time, float(value(sample.of(rank)))) for sample in samples if sample.of(rank).is_known]
+            [
+                Point(sample.time, float(value(sample.of_rank(rank))))
+                for sample in samples
+                if sample.of_rank(rank).is_known
+            ]
             for samples in self.attempts
         ]
 
 
 def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSample] | None:
     """Return the first known sample of a rank, and its last one; None if none is known."""
-    first = next((rank_sample for sample in samples if (rank_sample := sample.of(rank)).is_known), None)
-    return None if first is None else (first, samples[-1].of(rank))
+    first = next((rank_sample for sample in samples if (rank_sample := sample.of_rank(rank)).is_known), None)
+    return None if first is None else (first, samples[-1].of_rank(rank))
 
 
 def _mean_parts(samples: Sequence[RunSample]) -> Iterator[PartsPoint]:
@@ -182,7 +186,7 @@ def _step_times(samples: Sequence[RunSample], rank: int, busy_only: bool) -> lis
     points: list[Point] = []
     before: RankSample | None = None
     for sample in samples:
-        now = sample.of(rank)
+        now = sample.of_rank(rank)
         if before is None:
             before = now if now.steps else None
         elif now.steps > before.steps:

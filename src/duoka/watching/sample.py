@@ -60,7 +60,7 @@ class RunSample:
     time: float
     ranks: tuple[RankSample, ...]
 
-    def of(self, rank: int) -> RankSample:
+    def of_rank(self, rank: int) -> RankSample:
         return self.ranks[rank - self.ranks[0].rank]
 
     @property

@@ -105,7 +105,7 @@ def columns(state: RunState, ranks: Sequence[RankState]) -> list[Column]:
     shown = [column("rank", lambda rank: str(rank.sample.rank))]
     if state.record.others and state.record.machines:
         shown.append(column("machine", lambda rank: rank.machine.removeprefix("machine "), 5))
-    shown.append(column("device", lambda rank: rank.device, 5))
+    shown.append(column("device", lambda rank: rank.sample.device, 5))
     shown[1:] = [replace(left, justify="left") for left in shown[1:]]
     for at, part in enumerate(parts_shown(state.record.sees_waits)):
         shown.append(column(part.column, fraction(part), max(0, at - 2), part.style))
@@ -184,7 +184,7 @@ def as_data(state: RunState) -> dict[str, Any]:
         "slowest": None if state.slowest is None else {"rank": state.slowest[0], "often": state.slowest[1]},
         "ranks": [_rank_data(rank, state.record.sees_waits) for rank in state.ranks],
         "findings": findings(state),
-        "place": _position_data(state.position),
+        "position": _position_data(state.position),
         "values": {name: value if math.isfinite(value) else None for name, value in state.values.items()},
         "lines": list(state.lines),
     }
@@ -205,7 +205,7 @@ def _rank_data(rank: RankState, sees_waits: bool) -> dict[str, Any]:
         "pid": rank.sample.pid or None,
         "machine": rank.machine or None,
         "silent": rank.silent,
-        "device": rank.device,
+        "device": rank.sample.device,
         "steps": rank.sample.steps,
         "parts": parts,
         "cores": rank.cores,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from itertools import groupby
+from statistics import fmean
 
 from duoka.hardware.gpu import Gpu
 from duoka.supervision.status_board import name_ranks
@@ -23,13 +24,12 @@ APART = 0.05  # of the time: ranks that wait as long as each other within this a
 class RankState:
     """One rank now. parts: of its time lately; None until two samples are known. cores: that it keeps busy.
 
-    device: as planned. gpu: the state of its GPU, if it has one and the driver of this machine reports it. machine:
+    gpu: the state of its GPU, if it has one and the driver of this machine reports it. machine:
     as named in messages; empty if the run has only one. silent: seconds since a sample of another machine's rank
     came, or since the first look; 0.0 for ranks of this machine.
     """
 
     sample: RankSample
-    device: str
     parts: Parts | None = None
     cores: float | None = None
     gpu: Gpu | None = None
@@ -60,32 +60,14 @@ class RunState:
     @property
     def waiting(self) -> float | None:
         """The mean over ranks of the fraction of time spent waiting for others; None if it is not seen."""
-        return self._mean(lambda parts: parts.waiting) if self.record.sees_waits else None
+        known = [rank.parts.waiting for rank in self.ranks if rank.parts is not None]
+        return fmean(known) if known and self.record.sees_waits else None
 
     @property
     def has_uneven_rows(self) -> bool:
         """Return whether ranks have shares of a batch that differ by more than the one row of rounding."""
         rows = [rank.sample.rows for rank in self.ranks if rank.sample.rows]
         return len(rows) > 1 and max(rows) - min(rows) > 1
-
-    @property
-    def loading(self) -> float | None:
-        """The largest fraction of a rank's time spent taking batches from loaders."""
-        return max((rank.parts.loading for rank in self.ranks if rank.parts), default=None)
-
-    @property
-    def queued(self) -> float | None:
-        """The mean over ranks of the fraction of time spent without a core."""
-        return self._mean(lambda parts: parts.queued)
-
-    @property
-    def rest(self) -> float | None:
-        """The mean over ranks of the fraction of time spent asleep outside of waits and loaders."""
-        return self._mean(lambda parts: parts.rest)
-
-    def _mean(self, part: Callable[[Parts], float]) -> float | None:
-        values = [part(rank.parts) for rank in self.ranks if rank.parts is not None]
-        return sum(values) / len(values) if values else None
 
 
 class RunWatcher:
@@ -166,7 +148,6 @@ class RunWatcher:
         is_elsewhere = new.received is not None or not new.is_known
         state = RankState(
             new,
-            new.device,
             gpu=None if is_elsewhere else gpus.get(new.device),
             machine=self._record.machine_of(new.rank),
             silent=now - (self._since if new.received is None else new.received) if is_elsewhere else 0.0,
@@ -233,23 +214,24 @@ def findings(state: RunState) -> list[str]:
 
 def _parts(state: RunState, explains_wait: bool) -> Iterator[tuple[float, str]]:
     """Yield parts of the time beside computing, each with its cause. explains_wait: another finding does."""
+    known = [rank.parts for rank in state.ranks if rank.parts is not None]
+    if not known:
+        return
     if state.waiting is not None and not explains_wait:
         yield state.waiting, f"waiting for others {state.waiting:.0%}: {_why_waiting(state)}"
-    if state.loading is not None:
+    loading = max(parts.loading for parts in known)
+    yield loading, f"waiting for data {loading:.0%}: the loader is the limit; raise num_workers of the DataLoader"
+    queued = fmean(parts.queued for parts in known)
+    yield (
+        queued,
+        f"waiting for a core {queued:.0%}: more threads compute on this machine than it has cores; end "
+        "other programs, or start the run with fewer --threads or workers",
+    )
+    if not any(rank.sample.device.startswith("GPU ") for rank in state.ranks):
+        rest = fmean(parts.rest for parts in known)
         yield (
-            state.loading,
-            f"waiting for data {state.loading:.0%}: the loader is the limit; raise num_workers of the DataLoader",
-        )
-    if state.queued is not None:
-        yield (
-            state.queued,
-            f"waiting for a core {state.queued:.0%}: more threads compute on this machine than it has cores; end "
-            "other programs, or start the run with fewer --threads or workers",
-        )
-    if state.rest is not None and not any(rank.device.startswith("GPU ") for rank in state.ranks):
-        yield (
-            state.rest,
-            f"asleep {state.rest:.0%}: the script waits for something else, as a disk, a lock or another program; "
+            rest,
+            f"asleep {rest:.0%}: the script waits for something else, as a disk, a lock or another program; "
             + _look(state, max(state.ranks, key=lambda rank: rank.parts.rest if rank.parts else 0.0)),
         )
 
@@ -315,4 +297,4 @@ def _missing(state: RunState) -> Iterator[str]:
 def _memory(state: RunState) -> Iterator[str]:
     for rank in state.ranks:
         if rank.gpu is not None and rank.gpu.memory and (rank.gpu.used or 0) > NEARLY_FULL * rank.gpu.memory:
-            yield f"the memory of {rank.device} is nearly full: use a smaller batch, or --strategy fsdp"
+            yield f"the memory of {rank.sample.device} is nearly full: use a smaller batch, or --strategy fsdp"

@@ -68,10 +68,10 @@ def variables_for(devices: Sequence[Device]) -> dict[str, str]:
 
     Devices of other types are hidden for CPUs only.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for vendor in VENDORS.values():
         if devices[0].type in ("cpu", vendor.TYPE):
             names = (device.uuid if device.part is not None else str(device.index) for device in devices)
-            found |= dict.fromkeys(vendor.VISIBLE, "" if devices[0].type == "cpu" else ",".join(names))
-            found |= vendor.ORDER
-    return found
+            variables |= dict.fromkeys(vendor.VISIBLE, "" if devices[0].type == "cpu" else ",".join(names))
+            variables |= vendor.ORDER
+    return variables

@@ -59,7 +59,7 @@ def _gpu(smi: Any, handle: Any, index: int) -> Gpu:
 
     memory, power = ask("gpu_vram_usage"), ask("power_info")
     try:
-        running = [(int(one["pid"]), one.get("mem")) for one in smi.amdsmi_get_gpu_process_list(handle)]
+        running = [(int(user["pid"]), user.get("mem")) for user in smi.amdsmi_get_gpu_process_list(handle)]
     except (smi.AmdSmiException, AttributeError, KeyError, TypeError):
         running = None
     try:
@@ -73,14 +73,14 @@ def _gpu(smi: Any, handle: Any, index: int) -> Gpu:
         name=str(ask("gpu_asic_info").get("market_name", "AMD GPU")),
         memory=int(memory.get("vram_total", 0)) * MIB,
         used=None if used is None else int(used) * MIB,
-        utilisation=_whole(ask("gpu_activity").get("gfx_activity")),
+        utilisation=_number(ask("gpu_activity").get("gfx_activity")),
         processes=None
         if running is None
         else tuple(GpuProcess(pid, "compute", used, *describe(pid)) for pid, used in running),
-        power=_whole(power.get("current_socket_power") or power.get("average_socket_power")),
+        power=_number(power.get("current_socket_power") or power.get("average_socket_power")),
     )
 
 
-def _whole(answer: Any) -> int | None:
+def _number(answer: Any) -> int | None:
     """Return a number; None for the library's "N/A"."""
     return answer if isinstance(answer, int) else None

@@ -47,10 +47,12 @@ def _gpu(index: int, address: str, device: dict[str, Any], processes: list[Any] 
     more, figures = {}, {}
     if number is not None:
         more = _json("discovery", "-d", str(number))
-        figures = {one["metrics_type"]: one["value"] for one in _json("stats", "-d", str(number))["device_level"]}
+        figures = {
+            figure["metrics_type"]: figure["value"] for figure in _json("stats", "-d", str(number))["device_level"]
+        }
     used = figures.get("XPUM_STATS_MEMORY_USED")
     busy, power = figures.get("XPUM_STATS_GPU_UTILIZATION"), figures.get("XPUM_STATS_POWER")
-    users = [one for one in processes or () if one.get("device_id") == number]
+    users = [user for user in processes or () if user.get("device_id") == number]
     return Gpu(
         index,
         f"INTEL-{device.get('uuid') or address}",
@@ -61,7 +63,7 @@ def _gpu(index: int, address: str, device: dict[str, Any], processes: list[Any] 
         power=None if power is None else float(power),
         processes=None
         if processes is None
-        else tuple(GpuProcess(one["process_id"], "compute", None, *describe(one["process_id"])) for one in users),
+        else tuple(GpuProcess(user["process_id"], "compute", None, *describe(user["process_id"])) for user in users),
     )
 
 

@@ -139,13 +139,13 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     if handle is None:
         return Gpu(index, "", "GPU", 0, problem=queries.problem or "the driver does not let this user see it")
     mode = queries.ask("nvmlDeviceGetMigMode", handle)
-    card = _one(queries, handle, index)
+    card = _unit(queries, handle, index)
     if not (mode and mode[0]):
         return card
     return replace(card, is_split=True, parts=tuple(_parts(queries, handle, index)))
 
 
-def _one(queries: _Queries, handle: Any, index: int) -> Gpu:
+def _unit(queries: _Queries, handle: Any, index: int) -> Gpu:
     ask, nvml = queries.ask, queries.nvml
     memory = ask("nvmlDeviceGetMemoryInfo", handle)  # not supported on GPUs that share the CPU's memory
     busy = ask("nvmlDeviceGetUtilizationRates", handle)
@@ -174,16 +174,15 @@ def _capability(answer: tuple[int, int] | None) -> str:
 
 def _parts(queries: _Queries, handle: Any, card: int) -> Iterator[Gpu]:
     """Yield the parts of a split GPU; an unused slot answers NotFound."""
-    places = range(queries.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
-    for place in places:
-        part = queries.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+    for slot in range(queries.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        part = queries.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
         if part is not None:
-            own = _Queries(queries.nvml)
-            found = replace(_one(own, part, place), card=card)
-            number = own.ask("nvmlDeviceGetGpuInstanceId", part)
-            if found.processes is None and number is not None:  # some drivers report processes of whole GPUs only
-                found = replace(found, processes=_processes(queries, handle, number))
-            yield found
+            of_part = _Queries(queries.nvml)
+            gpu = replace(_unit(of_part, part, slot), card=card)
+            number = of_part.ask("nvmlDeviceGetGpuInstanceId", part)
+            if gpu.processes is None and number is not None:  # some drivers report processes of whole GPUs only
+                gpu = replace(gpu, processes=_processes(queries, handle, number))
+            yield gpu
 
 
 def _processes(queries: _Queries, handle: Any, part: int | None = None) -> tuple[GpuProcess, ...] | None:
@@ -192,21 +191,23 @@ def _processes(queries: _Queries, handle: Any, part: int | None = None) -> tuple
     graphics = _running(queries, "Graphics", handle) or []
     if compute is None:
         return None
-    seen = {one.pid for one in compute}
-    found = [(one, "compute") for one in compute] + [(one, "graphics") for one in graphics if one.pid not in seen]
+    seen = {user.pid for user in compute}
+    users = [(user, "compute") for user in compute] + [
+        (user, "graphics") for user in graphics if user.pid not in seen
+    ]
     return tuple(
-        GpuProcess(one.pid, kind, one.usedGpuMemory, *describe(one.pid))  # type: ignore[arg-type]  # one of two words
-        for one, kind in found
-        if part is None or one.gpuInstanceId == part
+        GpuProcess(user.pid, kind, user.usedGpuMemory, *describe(user.pid))  # type: ignore[arg-type]  # one of two words
+        for user, kind in users
+        if part is None or user.gpuInstanceId == part
     )
 
 
 def _running(queries: _Queries, kind: str, handle: Any) -> list[Any] | None:
     """Call the newest version of the query that both the driver and nvidia-ml-py support."""
     for version in ("_v3", "_v2", ""):
-        found: list[Any] | None = queries.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
-        if found is not None:
-            return found
+        processes: list[Any] | None = queries.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+        if processes is not None:
+            return processes
     return None
 
 
@@ -215,7 +216,7 @@ def _link(nvml: Any, handles: Mapping[int, Any], first: int, second: int) -> Lin
     status = ask("nvmlDeviceGetP2PStatus", handles[first], handles[second], nvml.NVML_P2P_CAPS_INDEX_READ)
     direct = None if status is None else status == nvml.NVML_P2P_STATUS_OK
     ends = [
-        [ask("nvmlDeviceGetNvLinkState", handles[one], link) for link in range(NVLINKS)] for one in (first, second)
+        [ask("nvmlDeviceGetNvLinkState", handles[end], link) for link in range(NVLINKS)] for end in (first, second)
     ]
     return Link(first, second, direct, min(sum(state == nvml.NVML_FEATURE_ENABLED for state in end) for end in ends))
 

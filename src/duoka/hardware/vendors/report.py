@@ -27,13 +27,14 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def asked(vendor: str, ask: Callable[[], Report], limit: float | None = None) -> Report:
+def asked(vendor: str, ask: Callable[[], Report]) -> Report:
     """Call `ask`, which calls the driver, and may not return."""
-    limit = TIME_LIMIT if limit is None else limit
     try:
-        return within(limit, ask)
+        return within(TIME_LIMIT, ask)
     except TimeoutError:
-        return Report(why_none=f"the {vendor} driver has not responded for {limit:g} s; look in dmesg for the cause")
+        return Report(
+            why_none=f"the {vendor} driver has not responded for {TIME_LIMIT:g} s; look in dmesg for the cause"
+        )
 
 
 def output(*words: str) -> str:
@@ -51,13 +52,13 @@ def output(*words: str) -> str:
 
 def on_bus(vendor: str) -> list[str]:
     """Return the addresses of a PCI vendor's (`0x10de`) GPUs, in the order of the bus, even without a driver."""
-    found = []
+    addresses = []
     for device in PCI.glob("*"):
         with suppress(OSError):
             kind = (device / "class").read_text().strip()
             if (device / "vendor").read_text().strip() == vendor and kind.startswith("0x03"):
-                found.append(device.name)
-    return sorted(found)
+                addresses.append(device.name)
+    return sorted(addresses)
 
 
 def torch_is_built_for(word: str) -> bool:

@@ -12,7 +12,7 @@ def be_deterministic(device: torch.device) -> None:
 
     On CPUs all can: torch names `put_`, whose bits depend on the number of threads alone, which exact keeps the same.
     """
-    environment.fix_cublas_workspace()  # before the first use of a GPU
+    environment.set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first use of a GPU
     torch.use_deterministic_algorithms(True, warn_only=device.type == "cpu")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
     # The attributes may be frozen (torch.backends.disable_global_flags).

@@ -1,6 +1,6 @@
 """The time of an all-reduce between the devices, compared with what their link should give.
 
-Separate processes measure it (`python -m duoka.doctor.exchange cpu`), which may hang or die without harm.
+Separate processes measure it (`python -m duoka.doctor.all_reduce cpu`), which may hang or die without harm.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from datetime import timedelta
 from typing import Any
 
 from duoka.doctor import Finding, advice, fault, ok
-from duoka.hardware import inventory
-from duoka.hardware.allocation import with_holders
+from duoka.hardware.allocation import read_with_holders
 from duoka.hardware.choice import user_of
 from duoka.hardware.gpu import Device, Gpu
-from duoka.hardware.locks import Locks
 from duoka.hardware.vendors import SHOWS_TRANSPORT, nvidia, variables_for
 from duoka.system import environment
 from duoka.system.libc import die_with
@@ -52,11 +50,10 @@ class AllReduceTimes:
 
 def examine() -> Iterator[Finding]:
     """Measure once: between all unused GPUs, or between two processes on the CPU if fewer than two are unused."""
-    seen = inventory.read()
-    with Locks() as locks:
-        gpus = free(with_holders(seen, locks).gpus)
-    kind = seen.of.TYPE if len(gpus) > 1 else "cpu"
-    words = [sys.executable, "-m", "duoka.doctor.exchange", kind, *(gpu.number for gpu in gpus)]
+    seen = read_with_holders()
+    gpus = free(seen.gpus)
+    kind = seen.vendor_module.TYPE if len(gpus) > 1 else "cpu"
+    words = [sys.executable, "-m", "duoka.doctor.all_reduce", kind, *(gpu.number for gpu in gpus)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:

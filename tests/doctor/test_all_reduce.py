@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from duoka.doctor import exchange
-from duoka.doctor.exchange import AllReduceTimes, examine, free, judge
+from duoka.doctor import all_reduce
+from duoka.doctor.all_reduce import AllReduceTimes, examine, free, judge
 from duoka.hardware import inventory, locks
 from tests.hardware.driver import play
 
@@ -21,10 +21,10 @@ def test_two_processes_are_measured() -> None:
 
 
 def test_what_hangs_or_dies_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LIMIT", 0.01)
+    monkeypatch.setattr(all_reduce, "LIMIT", 0.01)
     (finding,) = examine()
     assert (finding.level, finding.what) == ("fault", "not finished in 0.01 s")
-    monkeypatch.setattr(exchange, "LIMIT", 60)
+    monkeypatch.setattr(all_reduce, "LIMIT", 60)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     (finding,) = examine()
     assert (finding.level, finding.what) == ("fault", "no message")
