@@ -117,11 +117,7 @@ class _WeightsFiles:
         self._made: dict[int, Path] = {}  # partial files that this rank renames, by the number of the file
 
     def write(self) -> None:
-        """Write the files.
-
-        Raises:
-            WeightsError: writing failed, on any rank; the old files are unchanged.
-        """
+        """Write the files. Raises WeightsError if writing failed, on any rank; the old files are unchanged."""
         names = self._first(self._free_names)
         try:
             among, folder = self._among, self._path.parent
@@ -129,7 +125,8 @@ class _WeightsFiles:
                 draft = self._first(lambda: self._make(names, range(len(names))))
                 self._write_pickles(draft) if self._is_pickle else self._all(lambda: self._write_rows(draft))
             else:
-                self._all(lambda: self._make(names, self._own_files()))
+                written = range(among.rank, len(names) if are_first(among) else 0, among.world_size)  # by this rank
+                self._all(lambda: self._make(names, written))
                 self._all(self._write_sent_rows)
             self._all(lambda: self._rename(names))
             self._first(lambda: self._finish(names))
@@ -168,11 +165,6 @@ class _WeightsFiles:
         stems = (f"{self._path.stem}.{again}" if again else self._path.stem for again in count())
         choices = (part_names(stem, number, self._path.suffix) for stem in stems)
         return next(names for names in choices if not named & set(names))
-
-    def _own_files(self) -> range:
-        assert self._among is not None
-        stop = len(self._files) if are_first(self._among) else 0
-        return range(self._among.rank, stop, self._among.world_size)
 
     def _make(self, names: Sequence[str], numbers: Iterable[int]) -> list[Path]:
         for number in numbers:

@@ -133,7 +133,8 @@ class ScriptCommand(click.Command):
         self._groups, self._examples = groups, examples
         words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
         params = [*(option for _, group in groups for option in group), words]
-        super().__init__(name, params=params, context_settings={"allow_interspersed_args": False}, **how)
+        settings = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+        super().__init__(name, params=params, context_settings=settings, **how)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Separate duoka's options from the script's arguments before click parses them."""

@@ -14,6 +14,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -57,16 +58,13 @@ class DatasetState:
             yield name, repr(value)
         elif isinstance(value, (Tensor, np.ndarray)):
             yield name, _of_array(value)
-        elif depth and self._is_new(value):
+        elif depth and id(value) not in self._seen and len(self._seen) < _MOST and not isinstance(value, ModuleType):
             self._seen[id(value)] = value
             for part, held in _held(value):
                 if part == "":
                     yield name, held
                 else:
                     yield from self._state_in(f"{name}.{part}" if name != "dataset" else part, held, depth - 1)
-
-    def _is_new(self, value: Any) -> bool:
-        return id(value) not in self._seen and len(self._seen) < _MOST and not isinstance(value, types.ModuleType)
 
 
 def state_of(value: Any) -> Any:

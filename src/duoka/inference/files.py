@@ -194,11 +194,7 @@ class Writer(ABC):
         self._file.seek(self._end)  # what was written after the note is written again
 
     def write(self, outputs: Sequence[Any]) -> None:
-        """Write the outputs of the next items.
-
-        Raises:
-            RunError: the disk is full, or fails.
-        """
+        """Write the outputs of the next items. Raises RunError if the disk is full, or fails."""
         try:
             self._file = self._file or self.part.open("w+b")
             for index, output in enumerate(outputs, self.done):

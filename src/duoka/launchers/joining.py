@@ -124,11 +124,7 @@ class Hello:
 
     @classmethod
     def checked(cls, value: Any) -> Hello:
-        """Check and convert a received message.
-
-        Raises:
-            ValueError: it is not a hello message of duoka.
-        """
+        """Check and convert a received message. Raises ValueError if it is not a hello message of duoka."""
         try:
             hello = cls(**value)
         except TypeError:
@@ -393,11 +389,7 @@ def _introduce(
 
 
 def _listen(machines: Machines) -> socket.socket:
-    """Open the listening socket of machine 0.
-
-    Raises:
-        OptionError: the port is in use.
-    """
+    """Open the listening socket of machine 0. Raises OptionError if the port is in use."""
     if not machines.store:
         try:
             return listen_on(machines.host, machines.port)

@@ -99,7 +99,7 @@ def run_local(plan: Plan) -> int:
         with join_machines(plan, say) as (plan, run_id, others), closing(outputs_of(plan)) as outputs:
             if plan.machines.count > 1 and plan.machines.each == "machine" and plan.verbosity != "quiet":
                 is_or_are = "is" if plan.workers == 1 else "are"
-                say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
+                say(f"{name_ranks(plan.ranks)} of {plan.world_size} {is_or_are} here")
             import_once(plan)
             with Signals() as signals, closing(_record(plan, run_id)) as record:
                 run = RunContext(plan, run_id, outputs, signals, record, others=others)

@@ -47,7 +47,7 @@ class ReportContext:
 
     def ranks_of_all(self, ranks: Sequence[int]) -> str:
         """Return `ranks 1 and 2 of 3`."""
-        return f"{name_ranks(list(ranks))} of {self.world_size}"
+        return f"{name_ranks(ranks)} of {self.world_size}"
 
     def collective(self, rank: int, number: int, text: str = "") -> str:
         """Return `all_reduce 1,205 at train.py:41`: operation, number and line of a collective.
@@ -236,7 +236,7 @@ def _mismatched(stuck: Stuck, scene: ReportContext) -> str:
     """Report ranks that called different collectives; the smaller side, the likelier cause, first."""
     assert stuck.mismatch is not None
     (ranks, text), *others = stuck.mismatch.sides
-    theirs = ", ".join(f"{name_ranks(list(them))} called {what}" for them, what in others)
+    theirs = ", ".join(f"{name_ranks(them)} called {what}" for them, what in others)
     who = f"{scene.ranks(ranks)}{scene.step(ranks[0])}"
     return f"the ranks called different collectives (number {stuck.mismatch.number:,}): {who} called {text}, {theirs}"
 
@@ -279,7 +279,7 @@ def _blocked_in_torch(stuck: Stuck, scene: ReportContext) -> str:
     (ranks, where), (them, theirs) = sides
     waited = f"for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
     mine = f"{scene.ranks(ranks)}{scene.step(ranks[0])} in {where}"
-    return f"the ranks wait in different places: {mine}, {name_ranks(list(them))} in {theirs}, {waited}"
+    return f"the ranks wait in different places: {mine}, {name_ranks(them)} in {theirs}, {waited}"
 
 
 def _to_show(stuck: Stuck) -> Sequence[int]:

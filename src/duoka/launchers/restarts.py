@@ -103,10 +103,10 @@ def cause(verdict: Verdict) -> str:
     if verdict.stuck is not None and verdict.stuck.mismatch is not None:
         return "the ranks called different collectives"
     if verdict.stuck is not None and verdict.stuck.at_exit:
-        return f"the processes of {name_ranks(list(verdict.stuck.missing))} did not exit"
+        return f"the processes of {name_ranks(verdict.stuck.missing)} did not exit"
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
-        return f"{name_ranks(list(missing))} {'did not come' if verdict.stuck.missing else 'hung'}"
+        return f"{name_ranks(missing)} {'did not come' if verdict.stuck.missing else 'hung'}"
     who, first = name_ranks([worker.rank for worker in verdict.culprits]), verdict.culprits[0]
     if verdict.why == "left":
         return f"{who} left while others went on"

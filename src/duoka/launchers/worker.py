@@ -50,7 +50,7 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3  # a signal that scripts, schedulers and pro
 class Observer:
     """Observes the script in every worker, without changing its numbers (`duoka.trials`). This one does nothing."""
 
-    def begin(self, rank: int) -> None:
+    def begin(self) -> None:
         """Start observing, before interceptions are installed."""
 
     def around(self, slot: StatusSlot) -> AbstractContextManager[None]:
@@ -148,7 +148,7 @@ def run_worker(worker: WorkerArguments, pipe: socket.socket, stacks: int) -> int
     loader_deaths.keep_errors()
     loader_deaths.hide_lost_rank_errors()
 
-    attempt.observer.begin(worker.rank)
+    attempt.observer.begin()
     publisher = publish(attempt.board, worker.rank, shows_script=worker.rank == 0)
     this_process.cache_clear()  # the parent's, if it called `duoka.launch`
     this_process().saved = worker.slot.saved  # the step of the newest checkpoint, on the status board

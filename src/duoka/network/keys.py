@@ -70,11 +70,7 @@ def sign_object(value: Any, key: Key) -> bytes:
 
 
 def verify_object(data: bytes, key: Key) -> Any:
-    """Unpickle a value that `sign_object` has pickled.
-
-    Raises:
-        SignatureError: the signature is not the run's.
-    """
+    """Unpickle a value that `sign_object` has pickled. Raises SignatureError if the signature is not the run's."""
     signature, data = data[:SIGNATURE].decode("ascii", "replace"), data[SIGNATURE:]
     if not key.signed(signature, b"object", data):
         raise SignatureError("data from another rank are not signed with the run's key, and were not unpickled")

@@ -238,11 +238,7 @@ def check_names(option: str, names: Iterable[str]) -> None:
 
 
 def check_shares(count: object, option: str = "--shares") -> None:
-    """Check a number of shares.
-
-    Raises:
-        OptionError: it is not a power of two, or too large.
-    """
+    """Check a number of shares. Raises OptionError if it is not a power of two, or too large."""
     if not isinstance(count, int) or not 1 <= count <= MOST_SHARES or count & (count - 1):
         hint = "the sums of the shares are added in a binary tree"
         raise OptionError(option, count, _NUMBERS["--shares"], hint)
@@ -372,11 +368,7 @@ def seconds(text: str, option: str = "--timeout") -> float:
 
 
 def memory_size(text: str, option: str) -> int:
-    """Return the bytes of a size: `80GB`, `16GiB`, `512MB`.
-
-    Raises:
-        OptionError: it is not a size.
-    """
+    """Return the bytes of a size: `80GB`, `16GiB`, `512MB`. Raises OptionError if it is not a size."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MGT]i?B)", text.strip())
     value = float(match[1]) * SIZES[match[2].upper()] if match else 0.0
     if value < 1000:

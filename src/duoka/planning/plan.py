@@ -92,11 +92,7 @@ class Plan(Settings):
 
 
 def check_strategy(option: str, name: str) -> None:
-    """Check the name of a strategy, given by `option`.
-
-    Raises:
-        OptionError: there is no such strategy.
-    """
+    """Check the name of a strategy, given by `option`. Raises OptionError if there is no such strategy."""
     if name == "dp":
         hint = "`duoka run --devices 0,1` and duoka.launch(function, devices='0,1') start a process for each device"
         raise OptionError(option, name, "left out: one process computes on one device", hint)

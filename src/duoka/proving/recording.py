@@ -14,10 +14,10 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -78,11 +78,7 @@ class RecordingWriter:
         self._gradients = {name: self._entry(name, gradient, "gradient") for name, gradient in named}
 
     def write(self, step: int, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, TensorKind]]) -> None:
-        """Write a state.
-
-        Raises:
-            RunError: the disk has too little space for the whole recording.
-        """
+        """Write a state. Raises RunError if the disk has too little space for the whole recording."""
         entries = self._gradients | {name: self._entry(name, tensor, kind) for name, tensor, kind in tensors}
         self._gradients = {}
         self._data.flush()
@@ -138,7 +134,6 @@ class Recording:
     """A recorded run, read from its folder."""
 
     folder: Path
-    _open: list[IO[bytes]] = field(default_factory=list, repr=False)
 
     @cached_property
     def states(self) -> list[StepState]:

@@ -17,11 +17,7 @@ from duoka.system import environment
 
 
 def main() -> None:
-    """Call the function on this rank.
-
-    Raises:
-        OptionError: the folder is not set.
-    """
+    """Call the function on this rank. Raises OptionError if the folder is not set."""
     folder, origin = environment.variable("DUOKA_CALL"), this_process().origin
     if folder is None or origin is None:
         raise OptionError("DUOKA_CALL", MISSING, "set", "call duoka.ray.launch, which sets it and starts this module")

@@ -216,11 +216,7 @@ LOGS: dict[str, type[Log]] = {
 
 
 def _opened(path: str, mode: str) -> TextIO:
-    """Open a text file, creating its directory if necessary.
-
-    Raises:
-        OptionError: the file cannot be opened.
-    """
+    """Open a text file, creating its directory if necessary. Raises OptionError if the file cannot be opened."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return open(path, mode, encoding="utf-8", newline="")  # type: ignore[return-value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,27 +22,14 @@ from duoka.run.api_session import ApiSession
 from duoka.view.support.kinds import holds_shards, is_compiled
 
 ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation
-OF_DDP = {
+NOT_OPTIONS = {  # of `run.model`, but of DistributedDataParallel or other libraries -> why
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
     "device_ids": "a rank has one device, which duoka.start(device=...) chooses",
     "process_group": "all ranks of the run keep the model in step",
-}
-OF_THE_LOOP = {
     "precision": "compute under torch.autocast, and with float16 scale the loss by torch.amp.GradScaler",
     "mixed_precision": "compute under torch.autocast, and with float16 scale the loss by torch.amp.GradScaler",
     "compile": "call model.compile()",
 }
-
-
-def check_options(names: Iterable[str]) -> None:
-    """Raise an error about options that `run.model` does not have, with the reason for those that others have.
-
-    Raises:
-        OptionError: there is such an option.
-    """
-    for name in names:
-        hint = (OF_DDP | OF_THE_LOOP).get(name, "help(run.model) lists the options")
-        raise OptionError("run.model", name, "given no such option", hint)
 
 
 def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], None]) -> None:
@@ -64,18 +51,6 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
             session.ranks.broadcast_into(buffer, 0)
 
 
-def check_combination(strategy: str, exact: bool, world_size: int) -> None:
-    """Check that options of `run.model` go together. exact: whether the run has the strategy exact.
-
-    Raises:
-        OptionError: they do not.
-    """
-    if exact and strategy in ("fsdp", "hsdp"):
-        raise OptionError("run.model", f"strategy={strategy!r}", "left out in a run of strategy='exact'")
-    if strategy == "single" and world_size > 1:
-        raise OptionError("strategy", "single", f"auto or ddp for {world_size} ranks")
-
-
 def mover(strategy: str, machine: str, session: ApiSession, device: torch.device) -> Callable[[nn.Module], None]:
     """Return the function that moves a model to `device`, and shards it if the strategy does. machine: of this rank.
 
@@ -90,11 +65,7 @@ def mover(strategy: str, machine: str, session: ApiSession, device: torch.device
 
 
 def move(module: nn.Module, device: torch.device) -> None:
-    """Move `module` to `device`.
-
-    Raises:
-        OptionError: its parameters would become other objects.
-    """
+    """Move `module` to `device`. Raises OptionError if its parameters would become other objects."""
     before = list(module.parameters())
     module.to(device)
     if any(old is not new for old, new in zip(before, module.parameters(), strict=True)):

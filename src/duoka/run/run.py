@@ -24,7 +24,7 @@ from duoka.run.agreement import LocalReductions, check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.logs import Logs, check_step, check_values
-from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
+from duoka.run.models import NOT_OPTIONS, chosen_strategy, mover, prepare
 from duoka.supervision.tracebacks import headline
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
@@ -92,10 +92,15 @@ class Run:
             RanksApart: its parameters have other names or shapes on another rank.
         """
         check_strategy("strategy", strategy)
-        check_options(more)
+        for name in more:
+            hint = NOT_OPTIONS.get(name, "help(run.model) lists the options")
+            raise OptionError("run.model", name, "given no such option", hint)
         session = self._use(strategy, shares)
         self._begun = True
-        check_combination(strategy, session.view.shares.exact, self.world_size)
+        if session.view.shares.exact and strategy in ("fsdp", "hsdp"):
+            raise OptionError("run.model", f"strategy={strategy!r}", "left out in a run of strategy='exact'")
+        if strategy == "single" and self.world_size > 1:
+            raise OptionError("strategy", "single", f"auto or ddp for {self.world_size} ranks")
         if strategy == "auto":
             strategy = chosen_strategy(module, self._machine_name, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)

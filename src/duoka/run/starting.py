@@ -7,7 +7,7 @@ import os
 import random
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
@@ -90,7 +90,8 @@ def start(
     if rows is not None:
         weights, measures = shares_of(rows, origin.world_size)
         settings = replace(settings, weights=weights, measures_rows=measures)
-    _check_seed(seed)
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+        raise OptionError("seed", seed, "a whole number from 0 to 2**63 - 1, or None")
     logs = check_logs(log)
     chosen = choose_device(device, origin)
     ranks = _connect(origin, timeout)
@@ -100,7 +101,8 @@ def start(
     if seed is not None or ranks.world_size > 1:
         _seed_all(entropy)
     opened = open_logs(logs if origin.rank == 0 else [])
-    run = Run(origin, chosen, open_api_session(ranks, settings, chosen, entropy, _sayer(origin)), opened)
+    tell = say if origin.rank == 0 else lambda text: None
+    run = Run(origin, chosen, open_api_session(ranks, settings, chosen, entropy, tell), opened)
     process.run = run
     atexit.register(_close_at_exit, run)
     return run
@@ -143,17 +145,8 @@ def _names(words: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _check_seed(seed: Any) -> None:
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
-        raise OptionError("seed", seed, "a whole number from 0 to 2**63 - 1, or None")
-
-
 def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
-    """Return the device of this rank, and make it torch's current one.
-
-    Raises:
-        DeviceError: it does not exist.
-    """
+    """Return the device of this rank, and make it torch's current one. Raises DeviceError if it does not exist."""
     automatic = str(asked) == "auto"
     try:
         device = torch.device(origin.device or accelerator.best() if automatic else asked)
@@ -192,10 +185,6 @@ def _seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def _sayer(origin: Origin) -> Callable[[str], None]:
-    return say if origin.rank == 0 else lambda text: None
 
 
 def _close_at_exit(run: Run) -> None:

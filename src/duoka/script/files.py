@@ -94,11 +94,7 @@ def sources(target: Target) -> Iterator[Source]:
 
 
 def find(target: Target) -> Location:
-    """Return the files of a target.
-
-    Raises:
-        ScriptError: the script or module does not exist or cannot be read.
-    """
+    """Return the files of a target. Raises ScriptError if the script or module does not exist or cannot be read."""
     location = _module(target.name) if target.is_module else _script(target.name)
     try:
         if location.file.name != TYPED:

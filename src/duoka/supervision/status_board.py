@@ -108,7 +108,7 @@ class CollectiveMismatch:
         return next((ranks for ranks, text in self.sides if text.endswith(AT_END)), ())
 
     def __str__(self) -> str:
-        sides = (f"{name_ranks(list(ranks))} called {text}" for ranks, text in self.sides)
+        sides = (f"{name_ranks(ranks)} called {text}" for ranks, text in self.sides)
         return f"the ranks called different collectives (number {self.number:,}): " + ", ".join(sides)
 
 
@@ -418,7 +418,7 @@ class StatusSlot:
             raise RanksApart(str(difference))
 
 
-def name_ranks(ranks: list[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Return `rank 1`, `ranks 0 and 2`, `ranks 0, 1 and 3`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

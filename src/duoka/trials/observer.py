@@ -76,7 +76,7 @@ class TrialObserver(Observer, ABC):
     def close(self) -> None:
         """Write the record."""
 
-    def begin(self, rank: int) -> None:
+    def begin(self) -> None:
         """Redirect writes of this process to the scratch folder."""
         environment.set_variables({"WANDB_MODE": "disabled"})
         redirect(Scratch(self.scratch))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BOARD = "duoka-board"  # name of the unnamed file
 LONGEST = 20_000  # characters of a report
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_REPORTS = 8  # the last ones, so that the file stays small however often the run is restarted
 
 
@@ -181,13 +182,13 @@ def published_runs(folder: Path | None = None) -> Iterator[RunRecord]:
     """Yield the runs of this user on this machine, and remove the files of those that have ended."""
     for path in sorted((folder or runtime_folder()).glob("*.run")):
         with suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            file = os.open(path, _READ)
             try:
                 if os.fstat(file).st_uid != os.getuid():
                     continue
                 if _is_unlocked(file):
                     path.unlink()
-                elif (record := _parsed(os.pread(file, 1 << 20, 0))) is not None:
+                elif (record := _read(file)) is not None:
                     yield record
             finally:
                 os.close(file)
@@ -201,9 +202,8 @@ class FollowedRun:
         self._file = -1
         for path in (folder or runtime_folder()).glob(f"{record.pid}-*.run"):
             with suppress(OSError):
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                parsed = _parsed(os.pread(file, 1 << 20, 0))
-                if parsed is not None and parsed.begun == record.begun:
+                file = os.open(path, _READ)
+                if (there := _read(file)) is not None and there.begun == record.begun:
                     self._file = file
                     return
                 os.close(file)
@@ -211,7 +211,7 @@ class FollowedRun:
     def read(self) -> RunRecord:
         """Return the record as it is now, or was at the end of the run."""
         with suppress(OSError):
-            self.record = _parsed(os.pread(self._file, 1 << 20, 0)) or self.record
+            self.record = _read(self._file) or self.record
         return self.record
 
     def close(self) -> None:
@@ -266,10 +266,10 @@ def _is_unlocked(file: int) -> bool:
         return False
 
 
-def _parsed(data: bytes) -> RunRecord | None:
-    """Parse a file; None if it is being written, or was written by another version."""
+def _read(file: int) -> RunRecord | None:
+    """Read a file; None if it is being written, or was written by another version."""
     with suppress(ValueError, TypeError):
-        values = json.loads(data.partition(b"\n")[0])
+        values = json.loads(os.pread(file, 1 << 20, 0).partition(b"\n")[0])
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return RunRecord(**{**values, **lists})
     return None

@@ -172,11 +172,7 @@ def as_message(ranks: Sequence[RankSample]) -> list[list[Any]]:
 
 
 def checked(message: Any, count: int) -> list[list[Any]]:
-    """Check a received message. count: of the machine's ranks.
-
-    Raises:
-        ValueError: it is not one of `as_message`.
-    """
+    """Check a received message. count: of the machine's ranks. Raises ValueError if it is not one of `as_message`."""
     if not isinstance(message, list) or len(message) != count:
         raise ValueError(f"not the samples of {count} ranks")
     for values in message:

@@ -160,16 +160,12 @@ def _unit(queries: _Queries, handle: Any, index: int) -> Gpu:
         temperature=ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         power=None if power is None else power / 1000,
         power_limit=None if limit is None else limit / 1000,
-        capability=_capability(ask("nvmlDeviceGetCudaComputeCapability", handle)),
+        capability=".".join(map(str, ask("nvmlDeviceGetCudaComputeCapability", handle) or ())),
         processes=_processes(queries, handle),
         problem=queries.problem,
         speed=(ask("nvmlDeviceGetNumGpuCores", handle) or 0)
         * (ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM) or 0),
     )
-
-
-def _capability(answer: tuple[int, int] | None) -> str:
-    return f"{answer[0]}.{answer[1]}" if answer else ""
 
 
 def _parts(queries: _Queries, handle: Any, card: int) -> Iterator[Gpu]:

@@ -38,11 +38,7 @@ def asked(vendor: str, ask: Callable[[], Report]) -> Report:
 
 
 def output(*words: str) -> str:
-    """Return what a program of the driver prints.
-
-    Raises:
-        OSError: there is no such program, or it fails.
-    """
+    """Return what a program of the driver prints. Raises OSError if there is no such program, or it fails."""
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
