@@ -316,13 +316,12 @@ class Checkpoint:
             WeightsMismatch: a model has other tensors than the checkpoint.
         """
         self._background.finish()
-        opened: list[CheckpointReader] = []  # on rank 0, which has read some files already
-        newest = on_first(self._ranks, lambda: self._find(opened))
+        newest = on_first(self._ranks, self._find)
         self._restored = True
         if newest is None:
             return None
         path, manifest = newest
-        reader = opened.pop() if opened else CheckpointReader(path, manifest)
+        reader = CheckpointReader(path, manifest)
         together(self._ranks, lambda: self._load(reader), f"restoring {path}", CheckpointError)
         self.step_number, self.epoch = manifest.step, manifest.epoch
         this_process().saved(manifest.step)
@@ -330,14 +329,14 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         return Position(manifest.step, manifest.epoch, path)
 
-    def _find(self, opened: list[CheckpointReader]) -> tuple[Path, Manifest] | None:
-        """On rank 0: return the newest intact checkpoint. Its reader is appended to `opened`."""
+    def _find(self) -> tuple[Path, Manifest] | None:
+        """On rank 0: return the newest intact checkpoint."""
         self._lock_directory()
         damaged: dict[Path, str] = {}
         for path in reversed(directory.steps(self.directory)):
             try:
-                reader = CheckpointReader(path, directory.read(path))
-                reader.check()
+                manifest = directory.read(path)
+                directory.check(path, manifest, manifest.files)
             except CheckpointDamaged as error:
                 damaged[path] = str(error)
                 continue
@@ -345,8 +344,7 @@ class Checkpoint:
                 warnings.warn(f"skipped a damaged checkpoint: {why}; using {path.name}", stacklevel=5)
                 with suppress(OSError):
                     os.rename(other, other.with_name(other.name + ".damaged"))
-            opened.append(reader)
-            return path, reader.manifest
+            return path, manifest
         if damaged:
             causes = "; ".join(damaged.values())
             raise CheckpointError(

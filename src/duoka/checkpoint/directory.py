@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duoka.checkpoint.formats import Stored, safetensors
-from duoka.errors import CheckpointBusy, CheckpointDamaged, CheckpointError, WeightsError
+from duoka.errors import CheckpointBusy, CheckpointDamaged, CheckpointError
 from duoka.system import disk
 
 if TYPE_CHECKING:
@@ -170,20 +170,6 @@ class CheckpointReader:
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self.manifest = directory, manifest
         self._tensors: dict[str, dict[str, Tensor]] = {}  # by file
-
-    def check(self) -> None:
-        """Compare all files with the manifest, and meanwhile read those whose tensors are not copied in place.
-
-        Raises:
-            CheckpointDamaged: names the files that were changed.
-        """
-        with ThreadPoolExecutor(1, "duoka-check") as pool:
-            sound = pool.submit(check, self.directory, self.manifest, self.manifest.files)
-            with suppress(OSError, WeightsError):  # the check reports damaged files
-                for state in self.manifest.states.values():
-                    if state.kind not in OWN_FILE:
-                        self.tensors(state)
-            sound.result()
 
     def trees(self) -> dict[str, Any]:
         """Read the JSON of each state that is more than tensors, by name."""

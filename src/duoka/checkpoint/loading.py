@@ -92,10 +92,9 @@ def load_weights(
         groups = {at: names.renamed(group, rename) for at, group in groups.items()}
     at = names.choose(groups, targets, key, path)
     pairing = _pair(targets, groups[at], only, skip)
-    if strict and not _loads_by_itself(model):
-        _check(pairing.mismatch, contents.path, model, groups[at])
-    elif pairing.mismatch.wrong and strict:
-        _check(Mismatch(wrong=pairing.mismatch.wrong), contents.path, model, groups[at])
+    if strict:  # a model that loads by itself may know other names
+        mismatch = Mismatch(wrong=pairing.mismatch.wrong) if _loads_by_itself(model) else pairing.mismatch
+        _check(mismatch, contents.path, model, groups[at])
     contents.check()
     notes = [*([f"found under {at!r}"] if at else []), *names.differences(pairing.pairs), *contents.notes]
     notes += [*pairing.notes, *_casts(targets, pairing.sources)]
