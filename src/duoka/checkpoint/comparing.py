@@ -74,8 +74,7 @@ def _size(count: float) -> str:
 def _group(contents: FileContents, key: str | None) -> tuple[str, dict[str, Stored]]:
     """Return the path within the file and the tensors of its weights: those under `key`, or the likeliest if None.
 
-    Raises:
-        WeightsError: the file holds no weights, or none under `key`.
+    Raises WeightsError if the file holds no weights, or none under `key`.
     """
     groups = names.groups(contents.tree)
     at = names.choose(groups, None, key, contents.path)

@@ -223,8 +223,7 @@ def free_name(root: Path, step: int) -> Path:
 def prune(root: Path, keep: int | None, best: str | None) -> None:
     """Remove all but the last `keep` checkpoints and the one with the best metric ("max" or "min").
 
-    Raises:
-        CheckpointError: one cannot be removed.
+    Raises CheckpointError if one cannot be removed.
     """
     directories = steps(root)
     if keep is None or len(directories) <= keep:

@@ -137,10 +137,8 @@ def choose(
 ) -> str:
     """Choose a group: the one named by `key`, else the one with most of the wanted names and fewest others.
 
-    wanted: a model's names; None without a model, to choose by the usual keys.
-
-    Raises:
-        WeightsError: there is no group, or two match equally.
+    wanted: a model's names; None without a model, to choose by the usual keys. Raises WeightsError if there is no
+    group, or two match equally.
     """
     if key is not None:
         if key not in groups:

@@ -87,8 +87,7 @@ def write_weights(
 ) -> None:
     """Write whole tensors in the format of the suffix; to several files if they are more than `most` bytes.
 
-    Raises:
-        WeightsError: the file cannot be written, or the format cannot hold the tensors.
+    Raises WeightsError if the file cannot be written, or the format cannot hold the tensors.
     """
     _WeightsFiles(tensors, path, metadata, most, None, OneRank()).write()
 
@@ -290,8 +289,7 @@ def plain_state(
 ) -> dict[str, Tensor]:
     """Return a model's tensors by its own names, each as `take` returns it (default: whole).
 
-    Raises:
-        WeightsError: two would get the same name.
+    Raises WeightsError if two would get the same name.
     """
     take = take or gathered
     state = dict(model) if isinstance(model, Mapping) else model.state_dict()

@@ -40,8 +40,7 @@ class Layout:
 def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
     """Compute the layout in the order of the safetensors library: large elements first, for alignment, then by name.
 
-    Raises:
-        WeightsError: a tensor is sparse, quantised or on the meta device, and so has no plain data.
+    Raises WeightsError if a tensor is sparse, quantised or on the meta device, and so has no plain data.
     """
     codes = {name: _code(name, tensor) for name, tensor in tensors.items()}
     widened = sorted(name for name, (code, _) in codes.items() if code == "C128")  # which safetensors has no code for

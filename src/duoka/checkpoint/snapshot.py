@@ -223,8 +223,7 @@ def _failed(root: Path, step: int, error: OSError) -> CheckpointError:
 def write(draft: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
     """On rank 0: write its files, wait for those of other ranks, and give the directory its name.
 
-    Raises:
-        CheckpointError: writing failed on any rank, for example because the disk is full.
+    Raises CheckpointError if writing failed on any rank, for example because the disk is full.
     """
     root = draft.parent
     try:
@@ -251,8 +250,7 @@ def write(draft: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
 def write_part(draft: Path, snapshot: Snapshot, rank: int) -> None:
     """On another rank: write its files, and tell rank 0.
 
-    Raises:
-        CheckpointError: they cannot be written. Rank 0 raises it, too.
+    Raises CheckpointError if they cannot be written. Rank 0 raises it, too.
     """
     try:
         report(draft, rank, _write_files(draft, snapshot))
@@ -373,8 +371,7 @@ def give_up(draft: Path, rank: int, why: str) -> None:
 def wait_for(draft: Path, ranks: Collection[int], patience: float = PATIENCE) -> dict[str, FileEntry]:
     """Wait for the marks of other ranks, remove them, and return the digests in them.
 
-    Raises:
-        CheckpointError: a rank could not write its files, or has written nothing for `patience` seconds.
+    Raises CheckpointError if a rank could not write its files, or has written nothing for `patience` seconds.
     """
     entries: dict[str, FileEntry] = {}
     missing, last, since = sorted(ranks), None, time.monotonic()

@@ -167,8 +167,7 @@ def _by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]
 def _by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -> dict[str, Any]:
     """Replace names by indices, in the optimizer's present order of parameters.
 
-    Raises:
-        CheckpointError: it has other groups, or other parameters in them.
+    Raises CheckpointError if it has other groups, or other parameters in them.
     """
     groups = state["param_groups"]
     if len(groups) != len(names):
@@ -225,8 +224,7 @@ def _read(tree: Any) -> Any:
 def split(value: Any, at: str = "") -> tuple[Any, dict[str, Tensor]]:
     """Split a value into JSON and its tensors, by their path in it.
 
-    Raises:
-        CheckpointError: it contains an object that only code can restore: a function, or an instance of a class.
+    Raises CheckpointError if it contains an object that only code can restore: a function, or an instance of a class.
     """
     tensors: dict[str, Tensor] = {}
     return _split(value, at, tensors, 0), tensors

@@ -62,8 +62,7 @@ def on_machines(devices: str, machines: int) -> str:
 def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[int], list[int | None]]:
     """Return the plan for one CPU worker, and the names, numbers and memory of the devices to forecast for.
 
-    Raises:
-        AskedError: the script calls torch.distributed itself.
+    Raises AskedError if the script calls torch.distributed itself.
     """
     seen, threads = inventory.read(parse(opts.devices).type), environment.threads()
     opts = replace(opts, blocks=())  # given with fsdp alone

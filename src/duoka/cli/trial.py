@@ -90,8 +90,7 @@ def own_ranks_error(plan: Plan, makes: str, so: str) -> AskedError:
 def to_the_end(trials: Callable[[], int]) -> int:
     """Run trials, and exit with the code that they return, or that of the signal which stopped them.
 
-    Raises:
-        TrialFailed: the script failed; its output has been printed.
+    Raises TrialFailed if the script failed; its output has been printed.
     """
     from duoka.trials.runner import Stopped, TrialFailed  # imports torch; a plan is made without it
 

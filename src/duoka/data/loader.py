@@ -127,8 +127,7 @@ class Loader:
     def load_state_dict(self, state: Any) -> None:
         """Continue at the first batch that was not yielded.
 
-        Raises:
-            OptionError: `state` is not from `state_dict`.
+        Raises OptionError if `state` is not from `state_dict`.
         """
         if not isinstance(state, dict) or state.keys() != {"epoch", "batch", "order"}:
             raise OptionError("load_state_dict", sorted(state), "what a loader's state_dict() gave")
@@ -244,8 +243,7 @@ def _piece_sampler(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -
 def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
     """Return the sizes of an epoch's batches, computed without iterating the sampler.
 
-    Raises:
-        OptionError: the loader has a batch_sampler of the user, so that the sizes are not known.
+    Raises OptionError if the loader has a batch_sampler of the user, so that the sizes are not known.
     """
     if loader.batch_size is None:
         raise OptionError("load_state_dict", "in mid-epoch", "used without pieces where a batch_sampler is given")

@@ -198,8 +198,7 @@ class Reader:
     def _read_own_rows(self, request: BatchRequest) -> Any:
         """Read this rank's rows. If loading is not seeded, check that reading draws no random numbers.
 
-        Raises:
-            Refused: reading has drawn random numbers.
+        Raises Refused if reading has drawn random numbers.
         """
         if self.seeded:
             with self._rank_local():

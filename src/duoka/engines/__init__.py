@@ -36,8 +36,7 @@ ENGINES: tuple[Callable[[], Task | None], ...] = (
 def find() -> Task | None:
     """Return the task that this process is, from the environment variables of its launcher; None if it has none.
 
-    Raises:
-        OptionError: the variables contradict each other.
+    Raises OptionError if the variables contradict each other.
     """
     task = next((task for engine in ENGINES if (task := engine()) is not None), None)
     if task is None:
@@ -48,10 +47,8 @@ def find() -> Task | None:
 def machines(typed: int | None) -> Machines | None:
     """Return the machines of the run, from variables set by the launcher of `duoka run`; None if it set none.
 
-    typed: `--machines`, if given: 1 makes each command a run of its own.
-
-    Raises:
-        OptionError: the variables contradict each other, or do not say where rank 0 is.
+    typed: `--machines`, if given: 1 makes each command a run of its own. Raises OptionError if the variables
+    contradict each other, or do not say where rank 0 is.
     """
     if typed == 1:
         return ONE_MACHINE
@@ -81,8 +78,7 @@ def machines(typed: int | None) -> Machines | None:
 def refuse_copies(command: str) -> None:
     """Check that a command for one machine was started only once: each copy would do all of its work.
 
-    Raises:
-        OptionError: a launcher has started several.
+    Raises OptionError if a launcher has started several.
     """
     task = find()
     if task is not None and task.count > 1:

@@ -15,8 +15,7 @@ HOW = "a pod with the command duoka run train.py"
 def kubeflow() -> Task | None:
     """Read Kubeflow's variables: PET_* of its trainer, or RANK and WORLD_SIZE of a PyTorchJob, which count pods.
 
-    Raises:
-        OptionError: the number of pods may change, which needs torchrun.
+    Raises OptionError if the number of pods may change, which needs torchrun.
     """
     nodes, rank = environment.variable("PET_NNODES"), environment.number("PET_NODE_RANK")
     if nodes is not None and not nodes.isdecimal():
@@ -35,8 +34,7 @@ def kubeflow() -> Task | None:
 def indexed_job(count: int | None) -> Task | None:
     """Read the variables of an Indexed Job's pod. count: `--machines`, the number of pods, which no variable holds.
 
-    Raises:
-        OptionError: `--machines` was not given; or the pods have no host names.
+    Raises OptionError if `--machines` was not given; or the pods have no host names.
     """
     index = environment.number("JOB_COMPLETION_INDEX")
     if index is None or count == 1:

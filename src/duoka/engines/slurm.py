@@ -16,9 +16,7 @@ def find() -> Task | None:
     """Return srun's task; None outside of a job step.
 
     In `salloc`, and in a batch script without srun, the job's variables are set, but the process is the only one.
-
-    Raises:
-        OptionError: the variables do not name the first task's machine.
+    Raises OptionError if the variables do not name the first task's machine.
     """
     tasks, rank = environment.number("SLURM_STEP_NUM_TASKS"), environment.number("SLURM_PROCID")
     if environment.number("SLURM_STEP_ID") is None or tasks is None or rank is None:
@@ -62,8 +60,7 @@ def _address() -> tuple[str, int]:
 def first_node(nodes: str) -> str:
     """Return the first name in Slurm's short form of a node list: `gpu003` for `gpu[003-005,9],cpu1`.
 
-    Raises:
-        OptionError: the text is no such list.
+    Raises OptionError if the text is no such list.
     """
     match = re.match(r"([^\[,\s]+)(?:\[(\d+)[^\]]*\]([^\[,\s]*))?", nodes)
     if match is None:

@@ -69,8 +69,7 @@ class Request:
 def parse(text: str) -> Request:
     """Parse `--devices`.
 
-    Raises:
-        OptionError: the text is not in the grammar, or asks for no worker, too many, or one device twice.
+    Raises OptionError if the text is not in the grammar, or asks for no worker, too many, or one device twice.
     """
     return replace(_parse(text), text=text.strip())
 

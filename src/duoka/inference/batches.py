@@ -196,8 +196,7 @@ def _split(output: Any, rows: int) -> list[Any]:
 def stack(outputs: Sequence[Any]) -> Any:
     """Stack outputs into one structure: tensors along a new first dimension, other values in lists.
 
-    Raises:
-        AskedError: tensors differ in shape.
+    Raises AskedError if tensors differ in shape.
     """
     first = outputs[0]
     if isinstance(first, torch.Tensor):

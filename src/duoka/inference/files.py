@@ -34,8 +34,7 @@ BETWEEN_NOTES = 1.0  # seconds between two records of the progress
 def import_name(option: str, name: str) -> Any:
     """Import `package.module:name`; the working directory is on the path, as with `python -m`.
 
-    Raises:
-        OptionError: the module or name does not exist.
+    Raises OptionError if the module or name does not exist.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -59,8 +58,7 @@ def import_name(option: str, name: str) -> Any:
 def model_named(name: str) -> nn.Module:
     """Return the model at `module:name`, calling it if it is a function without arguments.
 
-    Raises:
-        OptionError: it is not a model and returns none.
+    Raises OptionError if it is not a model and returns none.
     """
     model = import_name("MODEL", name)
     if isinstance(model, nn.Module):
@@ -96,8 +94,7 @@ class Files(Sequence[Any]):
 def open_data(path: Path, read: Callable[[Path], Any] | None = None) -> Any:
     """Open a .npy file as a memory map of rows, or a folder as a sequence of items.
 
-    Raises:
-        OptionError: it is neither, or is empty.
+    Raises OptionError if it is neither, or is empty.
     """
     if path.is_dir():
         paths = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
@@ -123,8 +120,7 @@ def open_data(path: Path, read: Callable[[Path], Any] | None = None) -> Any:
 def check_kind(data: Any, path: Path, model: nn.Module) -> None:
     """Check that an array is not float64 (numpy's default) for a model of float32 (torch's default).
 
-    Raises:
-        OptionError: it is.
+    Raises OptionError if it is.
     """
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if isinstance(data, numpy.ndarray) and data.dtype == numpy.float64 and torch.float32 in kinds:
@@ -135,8 +131,7 @@ def check_kind(data: Any, path: Path, model: nn.Module) -> None:
 def read_file(path: Path) -> Any:
     """Read one item: an array, a torch.save file, or an image as floats in 0 to 1 of shape [3, height, width].
 
-    Raises:
-        OptionError: the format is unknown, or Pillow is missing.
+    Raises OptionError if the format is unknown, or Pillow is missing.
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
@@ -269,8 +264,7 @@ WRITERS: dict[str, type[Writer]] = {".jsonl": JsonlWriter, ".npy": NpyWriter}
 def writer(path: Path, total: int, facts: Mapping[str, Any], resume: bool) -> Writer:
     """Create the writer for `path`, by its suffix.
 
-    Raises:
-        OptionError: the suffix is unknown, or the file cannot be created or resumed.
+    Raises OptionError if the suffix is unknown, or the file cannot be created or resumed.
     """
     if path.suffix not in WRITERS:
         raise OptionError("--out", str(path), f"a name that ends in {' or '.join(WRITERS)}")

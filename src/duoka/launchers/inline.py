@@ -30,8 +30,7 @@ from duoka.watching.record import PublishedRun
 def run_inline(plan: Plan) -> int:
     """Run the script of `plan` to its end; its exceptions pass through.
 
-    Raises:
-        ScriptError: the script does not exist or cannot be read.
+    Raises ScriptError if the script does not exist or cannot be read.
     """
     environment.set_variables(variables_for(plan.devices))
     environment.set_pool_sizes(plan.threads)

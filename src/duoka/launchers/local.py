@@ -345,8 +345,7 @@ def _temporary() -> str | None:
 def _check_files(workers: int) -> None:
     """Check that this process may open enough files: torch's store aborts the process otherwise.
 
-    Raises:
-        WorkerFailed: it may not.
+    Raises WorkerFailed if it may not.
     """
     count, taken = 16 + 8 * workers, []
     try:

@@ -116,8 +116,7 @@ class WorkerGroup:
     def start(self, plan: Plan, attempt: Attempt, outputs: Outputs) -> None:
         """Fork the workers. Each waits for `go`.
 
-        Raises:
-            WorkerFailed: the system refuses to start more processes.
+        Raises WorkerFailed if the system refuses to start more processes.
         """
         self._shared_memory = attempt.shared_memory
         try:

@@ -50,10 +50,7 @@ def listen_on(host: str, port: int) -> socket.socket:
     """Open a listening socket on the network of this address only. port: 0 for any.
 
     It is open to all networks if the name belongs to no address of this machine (a forwarded port), or to loopback
-    only, as the host's own name often does.
-
-    Raises:
-        OSError: the port is in use.
+    only, as the host's own name often does. Raises OSError if the port is in use.
     """
     resolved: list[tuple[socket.AddressFamily, str]] = []
     with suppress(OSError):  # the name is unknown here

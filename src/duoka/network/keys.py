@@ -80,8 +80,7 @@ def verify_object(data: bytes, key: Key) -> Any:
 def key_of(machines: Machines, file: Path | None) -> Key:
     """Return the key of the run of these machines. file: `--key-file`.
 
-    Raises:
-        OptionError: a key was given or is needed, and cannot be read.
+    Raises OptionError if a key was given or is needed, and cannot be read.
     """
     if file is not None:
         secret = _read(file, "--key-file")

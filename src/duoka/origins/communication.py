@@ -52,8 +52,7 @@ class Communication:
 def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communication:
     """Connect to the other ranks through a store; map shared memory if all ranks are on one machine.
 
-    Raises:
-        TimedOut: a rank did not connect.
+    Raises TimedOut if a rank did not connect.
     """
     machines = gather_texts(store, "machine of {}", rank, world_size, machine_name(), timeout)
     here = machines.count(machines[rank])

@@ -151,8 +151,7 @@ class Forked(Origin):
 def find_origin() -> Origin:
     """Return the origin of this process, from its environment.
 
-    Raises:
-        OptionError: environment variables contradict each other.
+    Raises OptionError if environment variables contradict each other.
     """
     return Grouped.detect() or Started.detect() or SingleProcess(0, 1, 0)
 

@@ -215,8 +215,7 @@ class Options(Settings):
 def one_of(option: str, value: str, allowed: Iterable[str]) -> None:
     """Check a value against the words that an option allows, and suggest the nearest.
 
-    Raises:
-        OptionError: `value` is none of `allowed`.
+    Raises OptionError if `value` is none of `allowed`.
     """
     words = list(allowed)
     if value not in words:
@@ -228,8 +227,7 @@ def one_of(option: str, value: str, allowed: Iterable[str]) -> None:
 def check_names(option: str, names: Iterable[str]) -> None:
     """Check names of functions: `Scan`, `train.Scan`, `mylib::square`.
 
-    Raises:
-        OptionError: one of them is no such name.
+    Raises OptionError if one of them is no such name.
     """
     for name in names:
         if not re.fullmatch(r"[^\W\d]\w*(::[^\W\d]\w*|(\.[^\W\d]\w*)*)", str(name)):
@@ -247,8 +245,7 @@ def check_shares(count: object, option: str = "--shares") -> None:
 def row_weights(text: str, option: str = "--rows") -> tuple[float, ...]:
     """Read weights of the devices' shares of a batch: "3:1" is (3.0, 1.0). option: the name used in the message.
 
-    Raises:
-        OptionError: they are no numbers above 0.
+    Raises OptionError if they are no numbers above 0.
     """
     try:
         weights = tuple(map(float, text.split(":")))
@@ -263,8 +260,7 @@ def row_weights(text: str, option: str = "--rows") -> tuple[float, ...]:
 def shares_of(rows: str | Sequence[float], ranks: int, option: str = "rows") -> tuple[tuple[float, ...], bool]:
     """Return the weights of the ranks' shares, and whether they are to be measured. rows: of `--rows`, or numbers.
 
-    Raises:
-        OptionError: there is not one number above 0 for each rank.
+    Raises OptionError if there is not one number above 0 for each rank.
     """
     text = rows if isinstance(rows, str) else ":".join(map(str, rows))
     if text in ROWS:
@@ -278,10 +274,8 @@ def shares_of(rows: str | Sequence[float], ranks: int, option: str = "rows") -> 
 def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
     """Return the number of shares into which the strategy exact splits each batch.
 
-    asked: the value of `--shares`, or None for the default. option: the name used in the message.
-
-    Raises:
-        OptionError: the number of ranks is larger than `asked`.
+    asked: the value of `--shares`, or None for the default. option: the name used in the message. Raises OptionError
+    if the number of ranks is larger than `asked`.
     """
     if asked is not None and asked < ranks:
         raise OptionError(option, asked, f"at least the number of devices, {ranks}")
@@ -296,10 +290,8 @@ def which_machines(
 ) -> Machines:
     """Return the machines requested by `--machines`, `--machine` and `--rendezvous`.
 
-    from_engine: returns the machines set by an engine, given `--machines`; called if nothing else was typed.
-
-    Raises:
-        OptionError: one of them has a value that is not allowed, or is missing.
+    from_engine: returns the machines set by an engine, given `--machines`; called if nothing else was typed. Raises
+    OptionError if one of them has a value that is not allowed, or is missing.
     """
     if count is None and (number is not None or rendezvous is not None):
         raise OptionError("--machines", MISSING, "given with --machine and --rendezvous", "it is how many there are")
@@ -337,8 +329,7 @@ def _host_and_port(rendezvous: str) -> tuple[str, int]:
 def whole_number(text: str, option: str) -> int:
     """Read the value of `--threads`, `--restarts`, `--shares`, `--machines` or `--machine`.
 
-    Raises:
-        OptionError: it is not a whole number.
+    Raises OptionError if it is not a whole number.
     """
     if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
         raise OptionError(option, text, _NUMBERS[option])
@@ -348,8 +339,7 @@ def whole_number(text: str, option: str) -> int:
 def waiting(wait: str | float) -> float:
     """Return the seconds to wait for devices, given as a number or as text.
 
-    Raises:
-        OptionError: it is not a duration.
+    Raises OptionError if it is not a duration.
     """
     return seconds(wait, "wait") if isinstance(wait, str) else float(wait)
 
@@ -357,8 +347,7 @@ def waiting(wait: str | float) -> float:
 def seconds(text: str, option: str = "--timeout") -> float:
     """Return the seconds of a duration: `90`, `90s`, `1.5m`, `10m` or `1h`. option: named in the error.
 
-    Raises:
-        OptionError: it is not a duration.
+    Raises OptionError if it is not a duration.
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
     value = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"] if match else math.nan

@@ -155,10 +155,8 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None, know
 def _device_of_rank(chosen: Choice, request: spec.Request, machines: Machines, visible: str | None) -> Choice:
     """Return the device of a command that is one rank: that with its number among the commands of its machine.
 
-    An engine may make only one device visible to each process.
-
-    Raises:
-        OptionError: there is no such device, or its number is unknown.
+    An engine may make only one device visible to each process. Raises OptionError if there is no such device, or its
+    number is unknown.
     """
     rank, here, devices = machines.local_rank, machines.here, chosen.devices
     if request.pick:
@@ -177,8 +175,7 @@ def _device_of_rank(chosen: Choice, request: spec.Request, machines: Machines, v
 def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: tuple[str, ...] = ()) -> Plan:
     """Return the plan completed with the workers, host names and real machines of each machine.
 
-    Raises:
-        OptionError: the strategy exact or hsdp, or `--rows`, does not allow these numbers of ranks.
+    Raises OptionError if the strategy exact or hsdp, or `--rows`, does not allow these numbers of ranks.
     """
     machines = replace(plan.machines, workers=workers, names=names, hosts=hosts)
     if plan.weights and not plan.measures_rows:
@@ -190,8 +187,7 @@ def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: 
 def _hybrid(plan: Plan) -> Plan:
     """Return the plan of strategy hsdp: fsdp for one machine, ddp for machines of one rank each.
 
-    Raises:
-        OptionError: they have different numbers of ranks.
+    Raises OptionError if they have different numbers of ranks.
     """
     counts = [len(members) for members in plan.machines.ranks()]
     if len(set(counts)) > 1:

@@ -18,10 +18,7 @@ def rows_of(
     """Return the weights of the devices' shares of a batch, whether they are measured, and notes for the user.
 
     asked: the value of `--rows`; "": as "auto" where devices of this machine differ, else even. several: this command
-    is one of several, whose devices are not known yet.
-
-    Raises:
-        OptionError: there is not one number for each device.
+    is one of several, whose devices are not known yet. Raises OptionError if there is not one number for each device.
     """
     if strategy in ("", "single"):
         return (), False, (f"--rows {asked}: one device has all rows",) * bool(asked and strategy)

@@ -85,8 +85,7 @@ def launch(
 def resources(devices: str | int) -> dict[str, float]:
     """Return what a node must have, in Ray's words: a CPU for each worker, and its GPU.
 
-    Raises:
-        OptionError: `devices` names devices, which Ray chooses, or kinds that it does not know.
+    Raises OptionError if `devices` names devices, which Ray chooses, or kinds that it does not know.
     """
     asked = parse(str(devices))
     if asked.type == "cpu" and asked.count is not None:

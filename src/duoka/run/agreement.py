@@ -31,10 +31,8 @@ def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
 def check_same(value: Any, ranks: Collectives, words: Callable[[Any, Any], str]) -> None:
     """Check that all ranks have an equal `value`.
 
-    words: describes the difference between rank 0's value and another.
-
-    Raises:
-        RanksApart: the values differ; raised on every rank.
+    words: describes the difference between rank 0's value and another. Raises RanksApart if the values differ; raised
+    on every rank.
     """
     values = gather_objects(value, ranks)
     others = [rank for rank, value in enumerate(values) if value != values[0]]

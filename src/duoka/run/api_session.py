@@ -63,8 +63,7 @@ class ApiSession(Session):
 def settings_with(settings: RunSettings, strategy: str, shares: Any) -> RunSettings:
     """Return the settings changed by options of `run.model`; "auto" and None change nothing.
 
-    Raises:
-        OptionError: the number of shares is not allowed, or given without strategy "exact".
+    Raises OptionError if the number of shares is not allowed, or given without strategy "exact".
     """
     if strategy == "exact":
         settings = replace(settings, strategy=strategy)
@@ -87,10 +86,7 @@ def open_api_session(
 ) -> ApiSession:
     """Open the session of the API, with interceptions if more than one rank or "exact" needs them.
 
-    device: of this rank.
-
-    Raises:
-        OptionError: the strategy does not allow so many ranks, or the other settings.
+    device: of this rank. Raises OptionError if the strategy does not allow so many ranks, or the other settings.
     """
     name, shares = "single" if ranks.world_size == 1 else "fsdp", 0  # for the models that request it
     if settings.strategy == "exact":

@@ -69,8 +69,7 @@ class BackwardObserver:
     def __call__(self, reached: Reached) -> None:
         """Check a pass that has ended, on every rank. reached: returns whether it reached a parameter.
 
-        Raises:
-            Refused: it left out parameters that it must reach.
+        Raises Refused if it left out parameters that it must reach.
         """
         for module, observed in list(self._models.items()):
             if not any(map(reached, observed.parameters)):

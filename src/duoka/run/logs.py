@@ -36,8 +36,7 @@ class Logs:
     def write(self, step: int | None, values: dict[str, Any]) -> None:
         """Write one row of numbers, tensors of one element, or texts, without communication.
 
-        Raises:
-            OptionError: a value is of another type.
+        Raises OptionError if a value is of another type.
         """
         logged = this_process().logged
         if not self._logs:  # do not let the script wait for a device
@@ -66,8 +65,7 @@ class Logs:
 def check_step(step: object) -> None:
     """Check that `step` is a whole number or None, not a value passed in its position.
 
-    Raises:
-        OptionError: it is of another type.
+    Raises OptionError if it is of another type.
     """
     if step is not None and not isinstance(step, (int, np.integer)):
         hint = "values are given by their names: run.log(step=3, loss=loss)"
@@ -77,8 +75,7 @@ def check_step(step: object) -> None:
 def check_values(values: dict[str, Any]) -> None:
     """Check the types of the values, without reading a tensor's data. Every rank calls this; only rank 0 writes.
 
-    Raises:
-        OptionError: one is not a number, a text, or a tensor of one element.
+    Raises OptionError if one is not a number, a text, or a tensor of one element.
     """
     for name, value in values.items():
         if isinstance(value, BatchTensor):
@@ -91,8 +88,7 @@ def check_values(values: dict[str, Any]) -> None:
 def check_logs(names: str | Sequence[str]) -> list[tuple[str, str]]:
     """Split each word into a log's name and the text after the colon.
 
-    Raises:
-        OptionError: no log has this name, or the log needs a path and none is given.
+    Raises OptionError if no log has this name, or the log needs a path and none is given.
     """
     logs = []
     for word in [names] if isinstance(names, str) else names:

@@ -54,8 +54,7 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
 def mover(strategy: str, machine: str, session: ApiSession, device: torch.device) -> Callable[[nn.Module], None]:
     """Return the function that moves a model to `device`, and shards it if the strategy does. machine: of this rank.
 
-    Raises:
-        OptionError: the strategy is hsdp, and machines have different numbers of ranks.
+    Raises OptionError if the strategy is hsdp, and machines have different numbers of ranks.
     """
     if strategy in ("fsdp", "hsdp"):
         machines = ranks_by_machine(machine, session.ranks) if strategy == "hsdp" else []
@@ -77,8 +76,7 @@ def move(module: nn.Module, device: torch.device) -> None:
 def ranks_by_machine(machine: str, ranks: Collectives) -> list[list[int]]:
     """Return the ranks of each machine, that of rank 0 first; empty if all are on one. machine: of this rank.
 
-    Raises:
-        OptionError: they have different numbers of ranks.
+    Raises OptionError if they have different numbers of ranks.
     """
     machines: dict[str, list[int]] = {}
     for rank, name in enumerate(gather_objects(machine, ranks)):
@@ -122,10 +120,8 @@ def shard(
     """Shard the parameters of `module` over all ranks, then move it to `device`.
 
     machines: the ranks of each machine, all of which hold a copy of the model; empty: there is one copy. Of a module
-    on the meta device, only the parts get memory; `load_weights` then gives them values.
-
-    Raises:
-        OptionError: gradients of the run are compressed; or buffers on the meta device are not in the state dict.
+    on the meta device, only the parts get memory; `load_weights` then gives them values. Raises OptionError if
+    gradients of the run are compressed; or buffers on the meta device are not in the state dict.
     """
     if session.plan.compress != "none":
         hint = f"duoka.start was given compress={session.plan.compress!r}"
@@ -145,8 +141,7 @@ def shard(
 def _check_empty(module: nn.Module) -> None:
     """Check that a file of weights can give values to all tensors of a model on the meta device.
 
-    Raises:
-        OptionError: some of its tensors have values, which would be lost; or buffers are not in its state dict.
+    Raises OptionError if some of its tensors have values, which would be lost; or buffers are not in its state dict.
     """
     saved = module.state_dict(keep_vars=True)
     tensors = [*module.named_parameters(), *module.named_buffers()]

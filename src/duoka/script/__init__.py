@@ -58,8 +58,7 @@ class Script:
 def read(target: Target) -> Script:
     """Find out the kind of a script from its source and the local files that it imports.
 
-    Raises:
-        ScriptError: the script or module does not exist or cannot be read.
+    Raises ScriptError if the script or module does not exist or cannot be read.
     """
     findings = [look(source.tree, source.shown) for source in sources(target)]
     signs = [sign for finding in findings for sign in finding.signs]

@@ -73,10 +73,7 @@ def standard_input() -> bytes:
 def sources(target: Target) -> Iterator[Source]:
     """Yield the target's own file, then the local files that it imports, nearest first.
 
-    Files that do not parse are skipped.
-
-    Raises:
-        ScriptError: the script or module does not exist or cannot be read.
+    Files that do not parse are skipped. Raises ScriptError if the script or module does not exist or cannot be read.
     """
     location = find(target)
     waiting, known = deque([location.file]), {location.file}

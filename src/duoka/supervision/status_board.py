@@ -152,8 +152,7 @@ class StatusBoard:
     def open(cls, file: int, ranks: range, others: Sequence[int] = ()) -> StatusBoard:
         """Map the board of another process, only to read it.
 
-        Raises:
-            ValueError: the file is too short for these ranks.
+        Raises ValueError if the file is too short for these ranks.
         """
         return cls(mmap.mmap(file, _size(len(ranks), others), access=mmap.ACCESS_READ), ranks, others)
 
@@ -265,10 +264,8 @@ class StatusSlot:
     def end_collective(self, waited: int = 0) -> None:
         """Record that the first unfinished collective is finished, so that the other ranks have begun as many.
 
-        waited: nanoseconds that this rank spent waiting.
-
-        Raises:
-            RanksApart: another rank called another collective at that number.
+        waited: nanoseconds that this rank spent waiting. Raises RanksApart if another rank called another collective
+        at that number.
         """
         self._finished += 1
         finished = self._words[FINISHED] = self._finished + self._passed
@@ -286,10 +283,8 @@ class StatusSlot:
     def check_begun(self) -> None:
         """Compare the collective that this rank has begun with those of ranks that have begun it before.
 
-        For collectives in which ranks that do not call the same would wait for each other, or be aborted.
-
-        Raises:
-            RanksApart: another rank called another collective at that number.
+        For collectives in which ranks that do not call the same would wait for each other, or be aborted. Raises
+        RanksApart if another rank called another collective at that number.
         """
         self._compare(self._begun)
 

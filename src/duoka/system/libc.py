@@ -137,8 +137,7 @@ def begin_writeback(fd: int, start: int, size: int) -> None:
 def reserve(fd: int, size: int) -> None:
     """Reserve room on the disk for the first `size` bytes of a file, where its file system can.
 
-    Raises:
-        OSError: the disk is full.
+    Raises OSError if the disk is full.
     """
     allocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
     if allocate is not None and allocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:

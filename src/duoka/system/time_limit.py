@@ -12,10 +12,7 @@ T = TypeVar("T")
 def within(seconds: float, ask: Callable[[], T]) -> T:
     """Call `ask` in a thread and return its result, or raise its error.
 
-    A thread that exceeds the limit is left running.
-
-    Raises:
-        TimeoutError: it did not return within `seconds`.
+    A thread that exceeds the limit is left running. Raises TimeoutError if it did not return within `seconds`.
     """
     answers: list[T] = []
     errors: list[BaseException] = []

@@ -58,8 +58,7 @@ class NoSteps(DuokaError):
 def trial_runner(command: str, log_dir: Path | None) -> Iterator[TrialRunner]:
     """Create a trial runner of this process; its folder is removed at the end.
 
-    Raises:
-        RunError: the folder cannot be created.
+    Raises RunError if the folder cannot be created.
     """
     with Signals() as signals, _folder(f"duoka-{command}-") as folder:
         yield TrialRunner(folder, signals, log_dir)

@@ -70,8 +70,7 @@ class Scratch:
     def path_to_create(self, path: Any) -> Any:
         """Return the path to create a file at, without the old contents.
 
-        Raises:
-            FileNotFoundError: the folder does not exist.
+        Raises FileNotFoundError if the folder does not exist.
         """
         copy = self.scratch_path(path)
         if copy is None:

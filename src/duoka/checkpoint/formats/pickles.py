@@ -267,8 +267,7 @@ def _text(key: Any) -> Any:
 def _check_sums(path: Path) -> None:
     """Compare every record with its checksum. If all differ, torch.save has left the checksums out.
 
-    Raises:
-        WeightsError: a checksum is wrong, or the file is damaged.
+    Raises WeightsError if a checksum is wrong, or the file is damaged.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -162,10 +162,8 @@ def _tensor(file: TensorFile, begin: int, name: str, entry: Any) -> FileTensor:
 def _check_covers(path: Path, begin: int, size: int, tree: dict[str, FileTensor]) -> None:
     """Check that each byte of data belongs to exactly one tensor.
 
-    begin: offset of the data in the file. size: of the whole file.
-
-    Raises:
-        WeightsError: a byte belongs to none or to two, or the file is too short or too long.
+    begin: offset of the data in the file. size: of the whole file. Raises WeightsError if a byte belongs to none or
+    to two, or the file is too short or too long.
     """
     at = begin
     for tensor in sorted(tree.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
