@@ -47,12 +47,12 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     def place(shape: tuple[int, ...]) -> Spec | None:
         return spec.at(len(shape) - right) if len(shape) >= right else None
 
-    recorder, query = spec.view.shares.recorder, local["query"]
+    query = local["query"]
     if not arguments.get("dropout_p"):
         out = func(**{**arguments, **local})
-    elif recorder and _may_mask(place, arguments["dropout_p"], query, (*query.shape[:-1], local["key"].shape[-2])):
+    elif _may_mask(place, arguments["dropout_p"], query, (*query.shape[:-1], local["key"].shape[-2])):
         values = [local.get(name, arguments.get(name)) for name in _NAMES]
-        out = recorder.calling(partial(_in_steps, place), *values)
+        out = spec.view.shares.recorded(partial(_in_steps, place), *values)
     else:
         with placing(place):
             out = func(**{**arguments, **local})
@@ -110,12 +110,12 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return by_heads
         return spec.at(0) if len(shape) == 4 else None
 
-    query, p, recorder = arguments["query"], arguments["dropout_p"], spec.view.shares.recorder
+    query, p = arguments["query"], arguments["dropout_p"]
     shape = query.shape[1], heads, query.shape[0], arguments["key"].shape[0]
     if not p or not arguments["training"]:
         out, weights = func(**arguments)
-    elif recorder and _may_mask(place, p, query, shape):
-        out, weights = recorder.calling(_with_masks(func, place), *arguments.values())
+    elif _may_mask(place, p, query, shape):
+        out, weights = spec.view.shares.recorded(_with_masks(func, place), *arguments.values())
     else:
         with placing(place):
             out, weights = func(**arguments)

@@ -114,10 +114,8 @@ def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     rows, meta = batch._local, batch._meta
     if not may_mask(rows, meta.spec, meta.shape) or not is_dense(meta.shape, meta.strides):
         return drawn(func, args, kwargs)
-    masked = mask(meta.spec, meta.shape, meta.strides, rows.stride())
-    recorder = meta.spec.view.shares.recorder
-    scaled = masked(rows, p) if recorder is None else recorder.calling(masked, rows, p)
-    return BatchTensor(rows * scaled, meta.spec)
+    scaled = mask(meta.spec, meta.shape, meta.strides, rows.stride())
+    return BatchTensor(rows * meta.spec.view.shares.recorded(scaled, rows, p), meta.spec)
 
 
 _FEW = 1 << 16  # entries of a whole batch
