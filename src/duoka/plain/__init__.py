@@ -1,4 +1,4 @@
-"""Run a script written for one device on several: one interception per file, all of them listed in INTERCEPTIONS."""
+"""Run a script written for one device on several: its interceptions are listed in INTERCEPTIONS."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ from duoka.plain import (
     entropy,
     files,
     gpu_numbers,
-    hashes,
-    hooks,
-    inference,
     loaders,
     locks,
+    messages,
     modules,
     optimizers,
-    parallel,
-    printing,
     refusals,
     saving,
     scripting,
     transforms,
-    warned,
 )
 from duoka.plain.session import open_session
 from duoka.plain.shared_random import SharedRandom
@@ -41,29 +36,29 @@ from duoka.view.support.determinism import be_deterministic
 from duoka.view.view import View
 
 INTERCEPTIONS = (
-    modules,  # module calls: view/modules/calls.py
-    autograd,  # backward passes, torch.autograd.grad: strategies
-    hooks,  # hooks on leaves and modules
-    constructors,  # tensors made of batches
-    transforms,  # torch.compile, vmap, cond, torch.func: view/dispatch
-    loaders,  # DataLoader iterators: data/splitting.py
-    optimizers,  # their parameters are kept in step: strategies
-    parallel,  # nn.DataParallel calls its module
-    printing,  # tensors that are printed with their backward function
-    saving,  # torch.save: once
-    scripting,  # TorchScript
-    files,  # opening files for writing, changing and querying them: once
-    descriptors,  # files opened by other functions than `open`: once
-    locks,  # locks of files
-    databases,  # sqlite: rank 0 has the file, the others replicas
-    commands,  # other programs: once
-    entropy,  # sources of random numbers, and seeds
-    clocks,  # time.time, datetime.now and the like
-    hashes,  # the order of sets of tensors
-    warned,  # the lines that warnings name
-    inference,  # duoka.predict: on every rank by itself
-    refusals,  # calls that a plain script cannot make
-    gpu_numbers,  # numbers of GPUs: the rank's own GPU
+    modules.install,  # module calls: view/modules/calls.py
+    autograd.install,  # backward passes, torch.autograd.grad: strategies
+    autograd.install_hooks,  # hooks on leaves
+    constructors.install,  # tensors made of batches
+    transforms.install,  # torch.compile, vmap, cond, torch.func: view/dispatch
+    loaders.install,  # DataLoader iterators: data/splitting.py
+    optimizers.install,  # their parameters are kept in step: strategies
+    modules.replace_data_parallel,  # nn.DataParallel calls its module
+    messages.print_as_one_device,  # tensors that are printed with their backward function
+    saving.install,  # torch.save: once
+    scripting.install,  # TorchScript
+    files.install,  # opening files for writing, changing and querying them: once
+    descriptors.install,  # files opened by other functions than `open`: once
+    locks.install,  # locks of files
+    databases.install,  # sqlite: rank 0 has the file, the others replicas
+    commands.install,  # other programs: once
+    entropy.install,  # sources of random numbers, and seeds
+    clocks.install,  # time.time, datetime.now and the like
+    optimizers.number_tensors,  # the order of sets of tensors
+    messages.attribute_warnings,  # the lines that warnings name
+    modules.compute_predictions_whole,  # duoka.predict: on every rank by itself
+    refusals.install,  # calls that a plain script cannot make
+    gpu_numbers.install,  # numbers of GPUs: the rank's own GPU
 )
 
 SHOWN = 20  # lines of a kind in the report

@@ -1,20 +1,26 @@
-"""Backward passes: average gradients of parameters, so that they are the whole batch's."""
+"""Backward passes and hooks on leaves: gradients are those of the whole batch, as on one device.
+
+In a backward pass each rank has its own part of the gradient of a parameter, or another tensor that all ranks hold.
+The mean over ranks is the whole one (view/shares/differentiable.py); it is taken before a hook is called.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
+from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, uses, whole_gradients
+from duoka.view.support.kinds import is_scripts_own
 from duoka.view.support.transforms import is_tracing
-from duoka.view.tensor.batch import batches_in
+from duoka.view.tensor.batch import BatchTensor, batches_in
 
 
 def install(session: Session) -> None:
@@ -78,3 +84,40 @@ def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
 def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
     there = next((part for part in parts if part is not None), None)
     return there if there is None else torch.stack([torch.zeros_like(there) if p is None else p for p in parts])
+
+
+def install_hooks(session: Session) -> None:
+    """Intercept `Tensor.register_hook` and `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
+
+    def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
+        def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+            of_shares = isinstance(self, BatchTensor) and self._spec.view.shares.several and self.requires_grad
+            if (self.is_leaf and of_shares) or (
+                not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
+            ):
+                return session.strategy.register_hook(self, hook)
+            return original(self, hook)
+
+        return register_hook
+
+    def make_retain(original: Callable[..., Any]) -> Callable[..., Any]:
+        def retain_grad(self: Tensor) -> None:
+            plain = not isinstance(self, BatchTensor)
+            if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
+                session.strategy.register_hook(self, lambda _: None)
+            original(self)
+
+        return retain_grad
+
+    def make_refuse(original: Callable[..., Any]) -> Callable[..., NoReturn]:
+        def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> NoReturn:
+            raise Refused(
+                f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a "
+                "gradient only; do what it does after backward() instead"
+            )
+
+        return register_post_accumulate_grad_hook
+
+    session.patches.replace(Tensor, "register_hook", make_register)
+    session.patches.replace(Tensor, "retain_grad", make_retain)
+    session.patches.replace(Tensor, "register_post_accumulate_grad_hook", make_refuse)

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 from zlib import crc32
 
-from duoka.plain.builtin import Methods
+from duoka.plain.patching import Methods
 from duoka.plain.session import Session
 from duoka.system.user_code import is_users_frame
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duoka.plain.builtin import Methods
-from duoka.plain.patching import Patches
+from duoka.plain.patching import Methods, Patches
 from duoka.plain.session import Session
 from duoka.plain.shared_random import SharedRandom
 from duoka.private.python import SYSTEMS_BYTES

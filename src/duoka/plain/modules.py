@@ -1,4 +1,8 @@
-"""Module calls, and activation checkpointing."""
+"""Module calls, of `nn.DataParallel` and `duoka.predict` too, and activation checkpointing.
+
+A script's `nn.DataParallel` calls its module directly, as duoka shares batches out itself; the class's name,
+`.module` and the `module.` in its state dict stay, and inputs are moved to the GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
 
+from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES
+from duoka.inference.replicas import InlinePool
 from duoka.plain.session import Session
-from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints
+from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints, tree_map_only
 from duoka.view.modules.recomputing import on_rows
 from duoka.view.support.hook_numbers import unnumbered
 
@@ -74,3 +80,38 @@ def _keep_activations(session: Session) -> None:
 
     session.patches.replace(*CHECKPOINT_GENERATOR, make_generator)
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)
+
+
+class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
+    """A `nn.DataParallel` that calls its module."""
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        nn.Module.__init__(self)
+        self._device = accelerator.best()
+        self.device_ids = [0] if self._device.type != "cpu" else []
+        self.module, self.dim = module.to(self._device) if self.device_ids else module, dim
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        if self.device_ids:
+            inputs, kwargs = tree_map_only(Tensor, lambda one: one.to(self._device), (inputs, kwargs))
+        return self.module(*inputs, **kwargs)
+
+
+def replace_data_parallel(session: Session) -> None:
+    """Replace `nn.DataParallel`."""
+    for space in (nn, nn.parallel):
+        session.patches.put(space, "DataParallel", DataParallel)
+
+
+def compute_predictions_whole(session: Session) -> None:
+    """Do not shard the batches of `duoka.predict`. In its own threads nothing is sharded in any case."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def next_result(self: InlinePool) -> Any:
+            with session.calls.computed_whole():
+                return original(self)
+
+        return next_result
+
+    session.patches.replace(InlinePool, "next_result", make)

@@ -1,10 +1,15 @@
-"""Optimizers: keep their parameters in step."""
+"""Optimizers: keep their parameters in step, and sets of parameters in one order.
+
+By default a tensor's hash is its address, so the order of a set differs between processes. Some libraries make an
+optimizer for each parameter of a set, and duoka broadcasts the parameters of each in turn.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -86,3 +91,27 @@ def install(session: Session) -> None:
     session.patches.replace(Optimizer, "load_state_dict", make_load)
     session.patches.replace(Optimizer, "add_param_group", make)
     session.patches.replace(Optimizer, "__init__", make_init)
+
+
+def number_tensors(session: Session) -> None:
+    """Let a tensor's hash be the number of tensors hashed before it, where all ranks run the same code.
+
+    This stays when the run ends, and in forked processes, which inherit sets and dictionaries of tensors.
+    """
+    known: dict[int, tuple[int, ref[Tensor]]] = getattr(Tensor.__hash__, "known", {})  # by identity
+    numbers = count()
+
+    def number(tensor: Tensor) -> int:
+        try:
+            return known[id(tensor)][0]
+        except KeyError:
+            key = id(tensor)
+            known[key] = next(numbers) if session.caller.may_communicate() else key, ref(tensor, _forget(known, key))
+            return known[key][0]
+
+    number.known = known  # type: ignore[attr-defined]
+    Tensor.__hash__ = number  # type: ignore[method-assign]
+
+
+def _forget(known: dict[int, Any], key: int) -> Any:
+    return lambda _: known.pop(key, None)

@@ -1,8 +1,10 @@
-"""Replace functions of torch and Python for the time of a run."""
+"""Replace functions of torch and Python for the time of a run, in classes written in C too."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import os
 import sys
 import threading
@@ -13,6 +15,21 @@ from typing import Any
 
 from duoka.private.torch import LAZY_METHODS
 from duoka.system.modules import is_users
+
+
+class Methods:
+    """The methods of `kind`, set in the class itself: its instances would not use those of a replacement class."""
+
+    def __init__(self, kind: type) -> None:
+        self.__dict__["kind"] = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return self.kind.__dict__[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        (methods,) = gc.get_referents(self.kind.__dict__)
+        methods[name] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(self.kind))
 
 
 class _Here(threading.local):

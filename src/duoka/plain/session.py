@@ -49,13 +49,6 @@ class SessionSettings(Protocol):
         """Whether these follow from each rank's time."""
 
 
-class Interception(Protocol):
-    """A module that replaces functions of torch or Python."""
-
-    def install(self, session: Session) -> None:
-        """Replace them."""
-
-
 @dataclass(frozen=True)
 class Session:
     """The objects of one worker's interceptions. say: prints a line once, on rank 0."""
@@ -96,7 +89,7 @@ def open_session(
     shared_random: SharedRandom,
     device: torch.device,
     say: Callable[[str], None],
-    interceptions: Iterable[Interception],
+    interceptions: Iterable[Callable[[Session], None]],
     converts: bool = True,
 ) -> Session:
     """Install interceptions; `session.patches.undo()` removes them.
@@ -118,7 +111,7 @@ def open_session(
     calls = ModuleCalls(view, converts)
     session = Session(settings, ranks, view, calls, strategy, patches, caller, shared_random, say)
     for interception in interceptions:
-        interception.install(session)
+        interception(session)
     if settings.measures_rows and ranks.world_size > 1 and not view.shares.exact:
         patches.at_end(Balance(view, ranks, device, say).handle.remove)
     return session

@@ -10,7 +10,7 @@ import torch
 
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
-from duoka.plain import autograd, constructors, hooks, modules, optimizers, scripting, transforms
+from duoka.plain import autograd, constructors, modules, optimizers, scripting, transforms
 from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
@@ -20,15 +20,15 @@ from duoka.strategies import create
 from duoka.system import environment
 from duoka.view.support.determinism import be_deterministic
 
-INTERCEPTIONS = (
-    modules,
-    autograd,
-    hooks,
-    constructors,
-    scripting,
-    transforms,
-    optimizers,
-)  # as in a plain script
+INTERCEPTIONS = (  # as in a plain script
+    modules.install,
+    autograd.install,
+    autograd.install_hooks,
+    constructors.install,
+    scripting.install,
+    transforms.install,
+    optimizers.install,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Sharded(BatchTensor):
         return parameter
 
     def __hash__(self) -> int:
-        number: int = Tensor.__hash__(self)  # which may be replaced (plain/hashes.py)
+        number: int = Tensor.__hash__(self)  # which may be replaced (plain/optimizers.py)
         return number
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:

@@ -1,4 +1,4 @@
-"""Attribute warnings to the line of the script to which `python` attributes them.
+"""What a script shows of tensors, and the lines that warnings name: as `python` shows them.
 
 A warning names the line that called the function that raises it. For a function of a batch this is a line of duoka,
 which calls torch's function on behalf of the script's line.
@@ -6,6 +6,7 @@ which calls torch's function on behalf of the script's line.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,16 +14,37 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from duoka.plain.session import Session
 from duoka.private.python import SHOW_WARNING
 from duoka.system.user_code import outer_frames
 from duoka.view.tensor import outcome
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.outcome import backward_name
+
+_SHOWN = re.compile(r"grad_fn=<\w+>")
+
+
+def print_as_one_device(session: Session) -> None:
+    """Intercept `Tensor.__repr__`."""
+
+    def make(original: Callable[..., str]) -> Callable[..., str]:
+        def __repr__(self: Tensor, **how: Any) -> str:
+            name = backward_name(self, session.view)
+            text = original(self.full_tensor() if isinstance(self, BatchTensor) else self, **how)
+            return text if name is None else _SHOWN.sub(f"grad_fn=<{name}>", text)
+
+        return __repr__
+
+    session.patches.replace(Tensor, "__repr__", make)
+
 
 _DUOKA = str(Path(__file__).parents[1]) + "/"
 _OVERRIDES = "/torch/overrides.py"  # called by torch's functions, of which one then stands twice on the stack
 
 
-def install(session: Session) -> None:
+def attribute_warnings(session: Session) -> None:
     """Intercept the function that shows a warning."""
 
     def make_show(original: Callable[..., Any]) -> Callable[..., Any]:
