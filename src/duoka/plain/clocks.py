@@ -37,12 +37,12 @@ def install(session: Session) -> None:
 def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
     def clock() -> Any:
         now, frame = original(), session.caller.common_frame()
-        return now if frame is None else session.ranks.reading(now, _place(frame), is_users_frame(frame))
+        return now if frame is None else session.ranks.reading(now, _digest_of_line(frame), is_users_frame(frame))
 
     return clock
 
 
-def _place(frame: FrameType) -> int:
+def _digest_of_line(frame: FrameType) -> int:
     """Return 32 bits that name a line of code."""
     return crc32(f"{frame.f_lineno} {frame.f_code.co_name}".encode())
 

@@ -28,12 +28,12 @@ def install(session: Session) -> None:
     """Intercept these functions, `Variable`, `nn.Parameter`, `x.data = y`, and `apply` of the script's Functions."""
 
     def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-        def whole(*args: Any, **kwargs: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
             if batches_in((args, kwargs)):
                 return compute_whole(original, args, kwargs)
             return original(*args, **kwargs)
 
-        return whole
+        return called
 
     def whole_modules(function: type) -> AbstractContextManager[None]:
         """Split no inputs of modules that a Function calls, unless the Function is torch's or duoka's own."""
@@ -105,10 +105,10 @@ def _unsharded(value: Any) -> Any:
 def _of_rows(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply a Function that returns its tensors unchanged to own rows."""
     out = function(*(value._local if isinstance(value, BatchTensor) else value for value in args))
-    given = [value for value in args if isinstance(value, Tensor)]
+    tensors = [value for value in args if isinstance(value, Tensor)]
     return tuple(
         BatchTensor(rows, was._spec) if isinstance(was, BatchTensor) else rows
-        for rows, was in zip(out, given, strict=True)
+        for rows, was in zip(out, tensors, strict=True)
     )
 
 

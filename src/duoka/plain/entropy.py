@@ -37,10 +37,10 @@ def install(session: Session) -> None:
     torch.manual_seed(session.ranks.broadcast_object(torch.initial_seed(), 0))
     np.random.seed(list(shared_random.shared(16)))
     random.seed(shared_random.shared(16))
-    own = _intercept(shared_random, patches)
+    replaced = _intercept(shared_random, patches)
 
     def begin() -> None:
-        for space, name, value in own:
+        for space, name, value in replaced:
             setattr(space, name, value)
         if not shared_random.rank_local():
             random.seed(shared_random.shared(16))  # Python has just seeded it from the system

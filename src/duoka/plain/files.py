@@ -117,14 +117,14 @@ def install(session: Session) -> None:
 
 def _paths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Return the paths among the arguments of an action, absolute; without one, the current folder."""
-    given = (*args[:2], *(kwargs[name] for name in _PATHS if name in kwargs))
-    paths = [value for value in given if isinstance(value, (str, bytes, os.PathLike))]
+    values = (*args[:2], *(kwargs[name] for name in _PATHS if name in kwargs))
+    paths = [value for value in values if isinstance(value, (str, bytes, os.PathLike))]
     return [os.path.abspath(os.fsdecode(path)) for path in paths or ["."]]
 
 
 def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
-    found = ((file, file()) for file in files)
-    return [file for file, there in found if there is not None and not there.closed]
+    opened = ((file, file()) for file in files)
+    return [file for file, there in opened if there is not None and not there.closed]
 
 
 def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -276,5 +276,5 @@ def of_files_only(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_null(descriptor: int) -> bool:
-    found = os.fstat(descriptor)
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
+    status = os.fstat(descriptor)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev

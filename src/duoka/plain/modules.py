@@ -94,7 +94,7 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module."""
         if self.device_ids:
-            inputs, kwargs = tree_map_only(Tensor, lambda one: one.to(self._device), (inputs, kwargs))
+            inputs, kwargs = tree_map_only(Tensor, lambda leaf: leaf.to(self._device), (inputs, kwargs))
         return self.module(*inputs, **kwargs)
 
 

@@ -39,10 +39,10 @@ class _Registered:
 
     def in_order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return registered tensors in the order of registration, then the others in the given order."""
-        given = list(tensors)
-        known = [tensor for tensor in given if self.knows(tensor)]
+        listed = list(tensors)
+        known = [tensor for tensor in listed if self.knows(tensor)]
         known.sort(key=self._numbers.__getitem__)
-        return known + [tensor for tensor in given if not self.knows(tensor)]
+        return known + [tensor for tensor in listed if not self.knows(tensor)]
 
 
 def install(session: Session) -> None:
@@ -76,8 +76,8 @@ def install(session: Session) -> None:
                     )
                 params = registered.in_order(params)
             original(self, params, defaults)
-            given = (parameter for group in self.param_groups for parameter in group["params"])
-            if any(map(registered.knows, given)):
+            parameters = (parameter for group in self.param_groups for parameter in group["params"])
+            if any(map(registered.knows, parameters)):
                 session.strategy.check_optimizer(self)
 
         return init

@@ -91,8 +91,8 @@ class Patches:
     def reach(self) -> None:
         """Replace functions also in modules of the script that imported them before (`from … import …`)."""
         put = {id(was): getattr(space, name) for space, name, was in self._undo if isinstance(space, ModuleType)}
-        own = [module for module in list(sys.modules.values()) if _is_users(module)]
-        for module in own:
+        users = [module for module in list(sys.modules.values()) if _is_users(module)]
+        for module in users:
             for name, value in list(vars(module).items()):
                 if callable(value) and id(value) in put:
                     self.put(module, name, put[id(value)])

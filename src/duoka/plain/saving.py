@@ -162,8 +162,8 @@ def _gathered(tree: Any, keeps: bool = True) -> Any:
         rows = batch.to_local()
         key = batch._spec, rows.data_ptr(), rows.shape, rows.stride(), rows.dtype
         if key not in known:
-            whole = batch.full_tensor().detach()
-            known[key] = whole.cpu() if keeps else whole.new_empty(0)
+            full = batch.full_tensor().detach()
+            known[key] = full.cpu() if keeps else full.new_empty(0)
         return known[key]
 
     return tree_map_only(BatchTensor, gathered, tree)

@@ -63,10 +63,10 @@ class SharedRandom:
         if self._reach is None or self.rank_local() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("agree")
-        found: bytes = self._connected().compare_set(
+        agreed: bytes = self._connected().compare_set(
             f"shared_random/{key}", "", sign_object(value, self._run_key).hex()
         )
-        return verify_object(bytes.fromhex(found.decode()), self._run_key)
+        return verify_object(bytes.fromhex(agreed.decode()), self._run_key)
 
     def started_anew(self) -> Callable[[str], SharedRandom] | None:
         """Return a picklable function that creates the source of a process that does not inherit this memory.
@@ -85,8 +85,8 @@ class SharedRandom:
         the script on the stack, and the number of earlier draws there.
         """
         text = f"{self._scope}/{what}/{threading.current_thread().name}/{place_of(sys._getframe(2))}"
-        place = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        return f"{place}/{next(self._counts.setdefault(place, itertools.count()))}"
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{digest}/{next(self._counts.setdefault(digest, itertools.count()))}"
 
     def _connected(self) -> Store:
         """Return a connection of this process's own: a forked one must not use its parent's."""

@@ -49,10 +49,10 @@ def install(session: Session) -> None:
         return transform
 
     def make_applied(original: Callable[..., Any]) -> Callable[..., Any]:
-        whole = of_all_rows(original)
+        of_rows = of_all_rows(original)
 
         def applied(*args: Any, **kwargs: Any) -> Any:
-            return tuple(of_all_rows(part) if callable(part) else part for part in whole(*args, **kwargs))
+            return tuple(of_all_rows(part) if callable(part) else part for part in of_rows(*args, **kwargs))
 
         return applied
 

@@ -20,9 +20,9 @@ def requiring(name: str, version: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = sys.modules["duoka"].__version__
+        ours = sys.modules["duoka"].__version__
         raise VersionError(
-            f"duoka {own} does not work with {name} {version} (Python {platform.python_version()}), "
+            f"duoka {ours} does not work with {name} {version} (Python {platform.python_version()}), "
             f"of which it uses a part that is missing or has changed: {error}; install a newer duoka, or a "
             f"version of {name} that it is tested with: {TESTED[name]}"
         ) from error

@@ -39,4 +39,4 @@ UNPICKLER = "WeightsUnpickler error: "
 def says(said: BaseException | str, *words: str) -> bool:
     """Return whether an error or a text contains any of these words, ignoring case."""
     text = str(said).lower()
-    return any(one.lower() in text for one in words)
+    return any(word.lower() in text for word in words)

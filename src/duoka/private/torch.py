@@ -174,11 +174,11 @@ def tree_leaves(tree: Any) -> list[Any]:
 def _add_leaves(tree: Any, leaves: list[Any]) -> None:
     kind = type(tree)
     if kind is tuple or kind is list:
-        for one in tree:
-            _add_leaves(one, leaves)
+        for item in tree:
+            _add_leaves(item, leaves)
     elif kind is dict:
-        for one in tree.values():
-            _add_leaves(one, leaves)
+        for item in tree.values():
+            _add_leaves(item, leaves)
     elif kind in _LEAVES or issubclass(kind, Tensor):
         leaves.append(tree)
     else:
@@ -189,7 +189,7 @@ def tree_map_only(kind: Any, function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply `function` to the leaves of a kind. Public: torch's, which is slow, as it describes the tree."""
     this = type(tree)
     if this is tuple or this is list:
-        return this([tree_map_only(kind, function, one) for one in tree])
+        return this([tree_map_only(kind, function, item) for item in tree])
     if this is dict:
         return {key: tree_map_only(kind, function, value) for key, value in tree.items()}
     if this in _LEAVES or issubclass(this, Tensor):
@@ -309,22 +309,22 @@ def gradient_is_accumulated(leaf: Tensor) -> bool:
 SAFETENSORS_FLATTEN = ("_flatten", "_flatten_as_ptr")
 
 
-def swap_contents(one: Tensor, other: Tensor) -> None:
+def swap_contents(tensor: Tensor, other: Tensor) -> None:
     """Swap the contents of two tensors. Public: torch.utils.swap_tensors, which refuses tensors with weak references.
 
     Here weak references go on referring to the objects.
     """
     for name in ("__class__", "__dict__"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        setattr(one, name, theirs)
+        mine, theirs = getattr(tensor, name), getattr(other, name)
+        setattr(tensor, name, theirs)
         setattr(other, name, mine)
-    torch._C._swap_tensor_impl(one, other)
+    torch._C._swap_tensor_impl(tensor, other)
 
 
 def outer_saved_tensors_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """Return the active hooks of torch.autograd.graph.saved_tensors_hooks, or None. Public: none."""
-    found: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return None if found is None else (found[0], found[1])
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if hooks is None else (hooks[0], hooks[1])
 
 
 # --- modules
@@ -342,8 +342,8 @@ def before_calls(module: nn.Module, function: Callable[[], None]) -> None:
 
 def children_in(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return a module's own children without running its class's code; none before __init__. Public: children()."""
-    found: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
-    return found
+    children: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
+    return children
 
 
 # Attributes in which a module keeps its tensors and children.
@@ -359,8 +359,8 @@ def is_compiled_call(module: nn.Module) -> bool:
 
 def has_own_loading(module: nn.Module) -> bool:
     """Return whether `load_state_dict` does more for this module than copy. Public: none."""
-    own = type(module)._load_from_state_dict
-    changed = own is not nn.Module._load_from_state_dict and not own.__module__.startswith(
+    method = type(module)._load_from_state_dict
+    changed = method is not nn.Module._load_from_state_dict and not method.__module__.startswith(
         "torch.nn.modules.batchnorm"
     )
     hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks or module._state_dict_hooks
@@ -450,10 +450,10 @@ def make_backend(device_type: str, store: Any, rank: int, world_size: int, timeo
         return backend(store, rank, world_size, options)
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, world_size, timeout)
-    given = torch._C._distributed_c10d._DistributedBackendOptions()
-    given.store, given.group_rank, given.group_size, given.timeout = store, rank, world_size, timeout
-    given.group_id, given.global_ranks_in_group = f"duoka {device_type}", list(range(world_size))
-    return plugin.creator_fn(given, None)
+    options = torch._C._distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, world_size, timeout
+    options.group_id, options.global_ranks_in_group = f"duoka {device_type}", list(range(world_size))
+    return plugin.creator_fn(options, None)
 
 
 def start_all_gather(group: Any, out: Tensor, tensor: Tensor) -> Any:
@@ -479,8 +479,8 @@ def store_of_default_group() -> Any:
 def flight_recorders() -> list[Callable[..., bytes]]:
     """Return functions that dump the backends' recorders, if this build has them. Public: files, at a timeout."""
     names = ("_dump_fr_trace", "_dump_nccl_trace")
-    found = [getattr(torch._C._distributed_c10d, name, None) for name in names]
-    return [one for one in found if one is not None]
+    recorders = [getattr(torch._C._distributed_c10d, name, None) for name in names]
+    return [recorder for recorder in recorders if recorder is not None]
 
 
 # --- the rest
@@ -501,10 +501,10 @@ def save_through(obj: Any, path: Any, reduce: Callable[[Any], Any], storages: di
             original: Any = cls.persistent_id
 
             def persistent_id(self: Any, value: Any) -> Any:
-                found = original(self, value)
-                if found is not None:
-                    storages[found[2]] = getattr(value, "_untyped_storage", value)
-                return found
+                known = original(self, value)
+                if known is not None:
+                    storages[known[2]] = getattr(value, "_untyped_storage", value)
+                return known
 
             cls.persistent_id = persistent_id  # type: ignore[method-assign]
 
@@ -542,10 +542,10 @@ def device_index_functions(module: Any) -> list[tuple[Any, str]]:
 @cache
 def has_kernel(operator: Any, device_type: str) -> bool:
     """Return whether an operator has a kernel for a type of devices. Public: none."""
-    found: bool = operator.has_kernel_for_dispatch_key(
+    has: bool = operator.has_kernel_for_dispatch_key(
         torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device_type))
     )
-    return found
+    return has
 
 
 # The argument of torch.jit.script for the frame in which it looks up names. Public: none.
@@ -594,15 +594,15 @@ def exported_functions() -> dict[str, int] | None:
     """Return the addresses of functions that torch exports to C (`shim.h`); None without. Public: none."""
     try:
         library = ctypes.CDLL(torch._C.__file__, os.RTLD_NOW | os.RTLD_NOLOAD)  # and the libraries that it needs
-        found = {name: ctypes.cast(library[f"aoti_torch_{name}"], ctypes.c_void_p).value for name in _EXPORTED}
+        addresses = {name: ctypes.cast(library[f"aoti_torch_{name}"], ctypes.c_void_p).value for name in _EXPORTED}
     except (OSError, AttributeError):
         return None
-    return {name: address for name, address in found.items() if address}
+    return {name: address for name, address in addresses.items() if address}
 
 
 def _names_in(code: CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return {*code.co_names, *(name for one in inner for name in _names_in(one))}
+    inner = (nested for nested in code.co_consts if isinstance(nested, CodeType))
+    return {*code.co_names, *(name for nested in inner for name in _names_in(nested))}
 
 
 def _try() -> None:

@@ -211,9 +211,9 @@ def _works_on_shards(
         return False
     writes = may_write(func, kwargs)
     first = args[:1] if args else [*kwargs.values()][:1]
-    written = [one for one in batches_in(first) if isinstance(one, Sharded)] if writes else []
+    written = [batch for batch in batches_in(first) if isinstance(batch, Sharded)] if writes else []
     if written:
-        asks = any(one._rows.requires_grad for one in written)
+        asks = any(batch._rows.requires_grad for batch in written)
         if asks and torch.is_grad_enabled() and func not in _INITIALISING:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         return True

@@ -47,9 +47,9 @@ _GATHERED_AT_MOST = 16  # copies noted
 
 @dataclass(slots=True, eq=False)
 class AliasedCopy:
-    """A gathered copy `whole` of a rank's `rows`.
+    """A gathered copy `full` of a rank's `rows`.
 
-    strides: of the batch, which `whole` has. holders: references to its memory before the script got one.
+    strides: of the batch, which `full` has. holders: references to its memory before the script got one.
     written_back: called after rows were updated from the copy. versions, grad_fn: of rows and copy when they were
     last equal. memory: of the rows. number: among all copies of this memory, when the script last got it. active:
     False if this rank has seen that its script no longer holds the copy. saved: by autograd on some rank; on
@@ -59,7 +59,7 @@ class AliasedCopy:
     rows: Tensor
     spec: Spec
     strides: Strides
-    whole: Tensor
+    full: Tensor
     holders: int = 0
     written_back: Callable[[], None] | None = None
     versions: tuple[int, int] = (0, 0)
@@ -75,7 +75,7 @@ class AliasedCopy:
 
     def mark_equal(self) -> None:
         """Note that rows and copy are equal now."""
-        self.versions, self.grad_fn = (self.rows_version(), version(self.whole)), self.whole.grad_fn
+        self.versions, self.grad_fn = (self.rows_version(), version(self.full)), self.full.grad_fn
 
     def rows_version(self) -> int:
         """Return the number of writes to the rows."""
@@ -89,14 +89,14 @@ class AliasedCopy:
 
     def is_held(self) -> bool:
         """Return True if the script still holds a reference to the copy's memory."""
-        return holders(self.whole) > self.holders
+        return holders(self.full) > self.holders
 
     def part_of_copy(self, rows: Tensor, spec: Spec, strides: Strides) -> Tensor | None:
-        """Return the part of `whole` that is the copy of `rows`, of the same memory; None if it does not hold them.
+        """Return the part of `full` that is the copy of `rows`, of the same memory; None if it does not hold them.
 
         strides: of the batch whose rows these are. All ranks get the same answer.
         """
-        whole, partition, size, of = self.whole, self.spec.partition, rows.itemsize, self.rows.itemsize
+        full, partition, size, of = self.full, self.spec.partition, rows.itemsize, self.rows.itemsize
         sample = self.strides[self.spec.dim] * self.spec.inner * of  # in bytes, as are all distances here
         if spec.partition is not partition or strides[spec.dim] * spec.inner * size != sample or 0 in rows.shape:
             return None
@@ -108,13 +108,13 @@ class AliasedCopy:
         offset = global_distance(before, sample, partition.n, partition.rows)
         shape = [spec.size if dim == spec.dim else length for dim, length in enumerate(rows.shape)]
         of_whole, of_part = [*(step * of for step in self.strides), 1], [*(step * size for step in strides), 1]
-        if not covers([*whole.shape, of], of_whole, [*shape, size], of_part, offset):
+        if not covers([*full.shape, of], of_whole, [*shape, size], of_part, offset):
             return None
-        start = whole.storage_offset() * of + offset
-        if rows.dtype != whole.dtype:
-            memory = whole.untyped_storage().nbytes() // max(size, of) * max(size, of)
-            whole = whole.as_strided((memory // of,), (1,), 0).view(rows.dtype)
-        part = whole.as_strided(shape, strides, start // size)
+        start = full.storage_offset() * of + offset
+        if rows.dtype != full.dtype:
+            memory = full.untyped_storage().nbytes() // max(size, of) * max(size, of)
+            full = full.as_strided((memory // of,), (1,), 0).view(rows.dtype)
+        part = full.as_strided(shape, strides, start // size)
         return part.conj() if rows.is_conj() != self.rows.is_conj() else part
 
     def is_written(self, read: Tensor | None) -> bool:
@@ -123,9 +123,9 @@ class AliasedCopy:
         read: the tensor about to be read, if not all are. A write by numpy, which torch does not count, matters only
         if that tensor would show it on one device.
         """
-        if version(self.whole) != self.versions[1]:
+        if version(self.full) != self.versions[1]:
             return True
-        if not self.whole.is_cpu or self.rows_version() != self.versions[0]:
+        if not self.full.is_cpu or self.rows_version() != self.versions[0]:
             return False
         if read is not None and self.is_held() and not same_memory(self.rows, read):
             return False
@@ -141,7 +141,7 @@ class AliasedCopy:
         Raises:
             Refused: the write has a gradient.
         """
-        if version(self.whole) == self.versions[1]:
+        if version(self.full) == self.versions[1]:
             self._write(self.rows.data)  # numpy: without counting a write, as on one device
             return
         self._refuse_gradients()
@@ -153,10 +153,10 @@ class AliasedCopy:
 
     def is_recorded(self, value: Tensor) -> bool:
         """Return True if `value` is of the copy's memory, and autograd recorded a write to that."""
-        return self.whole.grad_fn is not self.grad_fn and same_memory(value, self.whole)
+        return self.full.grad_fn is not self.grad_fn and same_memory(value, self.full)
 
     def _refuse_gradients(self) -> None:
-        if self.whole.grad_fn is not self.grad_fn:
+        if self.full.grad_fn is not self.grad_fn:
             raise Refused(
                 f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
                 "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
@@ -167,7 +167,7 @@ class AliasedCopy:
         without_repetitions(rows, strides).copy_(without_repetitions(self._rows_of_copy(), strides))
 
     def _rows_of_copy(self) -> Tensor:
-        return self.spec.local_rows(self.whole.detach())
+        return self.spec.local_rows(self.full.detach())
 
 
 @dataclass(slots=True, eq=False)
@@ -188,11 +188,11 @@ class _Gathered:
         rows = rows.detach().as_strided(shape, strides, offset)
         memory = self.memory.storage()
         if memory is None:  # others may have it still
-            whole = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=self.device)
+            full = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=self.device)
         else:
-            whole = rows.new_empty(0, device=self.device).set_(memory, 0, self.shape, self.strides)
+            full = rows.new_empty(0, device=self.device).set_(memory, 0, self.shape, self.strides)
         active = memory is not None
-        return AliasedCopy(rows, self.spec, self.strides, whole, holders=1, active=active, saved=True)
+        return AliasedCopy(rows, self.spec, self.strides, full, holders=1, active=active, saved=True)
 
 
 class AliasedCopies:
@@ -233,7 +233,7 @@ class AliasedCopies:
     def share_memory(self, batches: list[Tensor], others: list[Tensor]) -> bool:
         """Return True if one of other tensors is of the memory of a copy of one of these batches, given by rows."""
         return any(
-            _overlap(copy.whole, tensor) for rows in batches for copy in self.of_memory(rows) for tensor in others
+            _overlap(copy.full, tensor) for rows in batches for copy in self.of_memory(rows) for tensor in others
         )
 
     def add(
@@ -241,32 +241,32 @@ class AliasedCopies:
         rows: Tensor,
         spec: Spec,
         strides: Strides,
-        whole: Tensor,
+        full: Tensor,
         holders: int,
         out: Any,
         written_back: Callable[[], None] | None,
     ) -> None:
-        """Keep `whole`, a copy of `rows`, if the result `out` that the script gets shares its memory.
+        """Keep `full`, a copy of `rows`, if the result `out` that the script gets shares its memory.
 
         strides: of the batch. holders: references to its memory before. written_back: called whenever writes to the
         copy have been copied into the rows.
         """
         for copy in self.copies:
-            if same_memory(copy.whole, whole):
+            if same_memory(copy.full, full):
                 copy.number, copy.active = self._next(copy.memory), True
                 return
-        if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
+        if any(_has_memory_of(full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
             with without_modes():
-                copy = AliasedCopy(rows.detach(), spec, strides, whole, holders, written_back)
+                copy = AliasedCopy(rows.detach(), spec, strides, full, holders, written_back)
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
 
-    def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, whole: Tensor) -> None:
+    def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, full: Tensor) -> None:
         """Note a gathered copy that autograd may save."""
-        if whole.requires_grad:
+        if full.requires_grad:
             form = int(rows.storage_offset()), rows.shape, rows.stride()
-            memories = WeakMemory(rows), WeakMemory(whole)
-            self.gathered.append(_Gathered(*memories, form, whole.shape, strides, spec, whole.device))
+            memories = WeakMemory(rows), WeakMemory(full)
+            self.gathered.append(_Gathered(*memories, form, full.shape, strides, spec, full.device))
 
     def add_saved(self, rows: Tensor) -> None:
         """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
@@ -274,7 +274,7 @@ class AliasedCopies:
         Also those that this rank no longer holds; the ranks agree on that at the write.
         """
         memory = memory_of(rows)
-        for gathered in [one for one in self.gathered if one.rows_memory.number == memory]:
+        for gathered in [gathered for gathered in self.gathered if gathered.rows_memory.number == memory]:
             self.gathered.remove(gathered)
             with without_modes(), torch.no_grad():
                 self.copies.append(gathered.copy(rows))
@@ -288,13 +288,13 @@ class AliasedCopies:
             return None
         memory = memory_of(rows)
         for copy in [*self.of_memory(rows), *(other for other in others if other.memory == memory)]:
-            unusable = copy.saved or copy.whole.requires_grad
+            unusable = copy.saved or copy.full.requires_grad
             part = None if unusable else copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True
-                same = part.shape == copy.whole.shape and part.stride() == copy.whole.stride()
-                same = same and part.dtype == copy.whole.dtype and part.is_conj() == copy.whole.is_conj()
-                return copy.whole if same else part
+                same = part.shape == copy.full.shape and part.stride() == copy.full.stride()
+                same = same and part.dtype == copy.full.dtype and part.is_conj() == copy.full.is_conj()
+                return copy.full if same else part
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
@@ -378,9 +378,9 @@ def _gather_again(copies: list[AliasedCopy]) -> list[None]:
     copies: the same copy as each local share knows it.
     """
     with torch.no_grad():
-        whole = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
+        full = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
         strides = copies[0].rows.stride()
-        without_repetitions(copies[0].whole, strides).copy_(without_repetitions(whole, strides))
+        without_repetitions(copies[0].full, strides).copy_(without_repetitions(full, strides))
     for copy in copies:
         copy.mark_equal()
     return [None] * len(copies)
@@ -412,11 +412,11 @@ def _overlap(tensor: Tensor, other: Tensor) -> bool:
     return -there.nbytes() < before < here.nbytes()
 
 
-def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
+def _has_memory_of(full: Tensor, leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
-        return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, whole)
+        return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, full)
     if isinstance(leaf, np.ndarray):
-        return bool(np.may_share_memory(leaf, whole.detach().numpy()))
+        return bool(np.may_share_memory(leaf, full.detach().numpy()))
     return isinstance(leaf, (torch.UntypedStorage, torch.TypedStorage)) or type(leaf).__name__ == "PyCapsule"
 
 

@@ -51,7 +51,7 @@ class CopyStream:
         """Return the tensors, one after the other, on the device; this must be the current stream."""
         if self._stream is None:
             return torch.cat(list(rows)).to(self._device)
-        size = sum(one.numel() for one in rows)
+        size = sum(part.numel() for part in rows)
         pinned = torch.empty(size, dtype=rows[0].dtype, device="cpu", pin_memory=True)
         return torch.cat(list(rows), out=pinned).to(self._device, non_blocking=True)
 

@@ -20,9 +20,9 @@ class RowIndependent:
 
     def name_of(self, names: Iterable[str]) -> str | None:
         """Return the first of a function's names that the user gave."""
-        found = next((name for name in names if name in self._names), None) if self._names else None
-        self.unused.discard(found or "")
-        return found
+        name = next((name for name in names if name in self._names), None) if self._names else None
+        self.unused.discard(name or "")
+        return name
 
 
 def names_of_class(kind: type) -> tuple[str, ...]:

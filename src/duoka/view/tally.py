@@ -33,18 +33,18 @@ class Tally(Counter[Place]):
     @contextmanager
     def timed(self, operation: str) -> Iterator[None]:
         """Count and time an operation that is computed whole."""
-        place = operation, user_line()
-        self[place] += 1
+        key = operation, user_line()
+        self[key] += 1
         start = perf_counter()
         try:
             yield
         finally:
-            self.seconds[place] += perf_counter() - start  # type: ignore[assignment]
+            self.seconds[key] += perf_counter() - start  # type: ignore[assignment]
 
     def shares(self) -> dict[Place, float]:
         """Return each operation's share of the time since the first batch, the largest first."""
-        whole = max(perf_counter() - self._began, 1e-9)
-        return {place: seconds / whole for place, seconds in self.seconds.most_common()}
+        seconds_so_far = max(perf_counter() - self._began, 1e-9)
+        return {key: seconds / seconds_so_far for key, seconds in self.seconds.most_common()}
 
     def lines(self) -> list[str]:
         """Return a line for each operation and place, the costliest first."""

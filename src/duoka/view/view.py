@@ -171,9 +171,9 @@ class View:
 
     def set_row_independent(self, names: Iterable[str]) -> None:
         """Set the functions that the user says compute each row by itself."""
-        given = RowIndependent(names)
+        functions = RowIndependent(names)
         for view in self.siblings:
-            view.row_independent = given
+            view.row_independent = functions
 
     @property
     def interactions(self) -> int:
@@ -319,8 +319,8 @@ def exact_view(
     shares = ExactShares(ranks, counts)
     shares.is_alias = is_alias
     siblings: list[View] = []
-    for place in range(shares.count):
-        View(ShareCollectives(shares, place), adopt, say, shares, partial(alias, place), siblings)
+    for index in range(shares.count):
+        View(ShareCollectives(shares, index), adopt, say, shares, partial(alias, index), siblings)
     last = siblings[-1]
     for view in siblings:  # one report of all
         view.say, view.whole_operations = last.say, last.whole_operations

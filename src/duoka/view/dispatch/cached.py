@@ -25,42 +25,42 @@ _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
 
 @dataclass(eq=False)
 class CachedCopy:
-    """A gathered copy, `whole`, of a rank's `rows`, and the numbers that show whether both are still equal.
+    """A gathered copy, `full`, of a rank's `rows`, and the numbers that show whether both are still equal.
 
-    pointer: address of the rows' data. versions: write counts of `rows` and `whole` when these were last equal.
+    pointer: address of the rows' data. versions: write counts of `rows` and `full` when these were last equal.
     number: the entry of `AliasedCopies.numbers` for the rows' memory at that time. A different entry now means that a
     write through another copy may have changed the rows without changing their version.
     """
 
     rows: Tensor
-    whole: Tensor
+    full: Tensor
     pointer: int
     versions: tuple[int, int]
     number: int
 
     def mark_equal(self, aliased: AliasedCopies) -> None:
         """Note that rows and copy are equal now."""
-        self.versions = aliased.version(self.rows), version(self.whole)
+        self.versions = aliased.version(self.rows), version(self.full)
 
     def of(self, rows: Tensor, aliased: AliasedCopies) -> Tensor | None:
         """Return the copy if it is still equal to `rows` and requires gradients if they do; else None."""
-        if rows is not self.rows or self.versions != (aliased.version(rows), version(self.whole)):
+        if rows is not self.rows or self.versions != (aliased.version(rows), version(self.full)):
             return None
         memory = memory_of(rows)
         if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
             return None
-        others = [copy for copy in aliased.of_memory(rows) if copy.whole is not self.whole]
+        others = [copy for copy in aliased.of_memory(rows) if copy.full is not self.full]
         aliased.forget_unheld(others)
         if any(copy in aliased.copies for copy in others):
             return None
-        return self.whole if self.whole.requires_grad == (rows.requires_grad and records_gradients()) else None
+        return self.full if self.full.requires_grad == (rows.requires_grad and records_gradients()) else None
 
 
-def cache_copy(batch: BatchTensor, whole: Tensor) -> None:
+def cache_copy(batch: BatchTensor, full: Tensor) -> None:
     """Keep a copy that equals the batch."""
     rows, aliased = batch._shares[0]._rows, batch._spec.view.aliased
-    now = CachedCopy(rows, whole, rows.data_ptr(), (0, 0), aliased.numbers[memory_of(rows)])
-    if batch._cached is not None and batch._cached.whole is whole:
+    now = CachedCopy(rows, full, rows.data_ptr(), (0, 0), aliased.numbers[memory_of(rows)])
+    if batch._cached is not None and batch._cached.full is full:
         batch._cached.__dict__.update(now.__dict__)  # the same object, which `add_alias` refers to
     else:
         batch._cached = now
@@ -81,7 +81,7 @@ def index_cached(batch: Any, index: Any, *value: Any) -> Any:
     """
     if type(batch) is not BatchTensor or batch._cached is None or not chooses_rows(batch, index):
         return NotImplemented
-    view, whole = batch._meta.spec.view, batch._cached.whole
+    view, full = batch._meta.spec.view, batch._cached.full
     if (
         view.of_parameters
         or view.has_sharded
@@ -93,8 +93,8 @@ def index_cached(batch: Any, index: Any, *value: Any) -> Any:
         return NotImplemented
     view.whole_operations.repeated += 1
     if not value:
-        return whole[index]
-    whole[index] = value[0]
+        return full[index]
+    full[index] = value[0]
     return None
 
 
@@ -134,27 +134,27 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
         return False
     here = aliased.of_memory(rows)
     alias = here[0] if here else None
-    if len(here) > 1 or (alias is not None and alias.whole is not cached.whole):
+    if len(here) > 1 or (alias is not None and alias.full is not cached.full):
         return False
-    if alias is not None and not (rows.requires_grad or cached.whole.requires_grad):
+    if alias is not None and not (rows.requires_grad or cached.full.requires_grad):
         if alias.versions[0] != aliased.version(rows):  # the copy may have been written to since
             return False
     elif cached.of(rows, aliased) is None:
         return False
     if alias is None:
-        add_alias(batch, cached.whole, holders(cached.whole), cached.whole)
+        add_alias(batch, cached.full, holders(cached.full), cached.full)
     else:
         alias.active = True  # the script gets it again
     return True
 
 
-def add_alias(batch: BatchTensor, whole: Tensor, holders: int, out: Any) -> None:
-    """Keep track of the copy `whole` of a batch, if the result `out` that the script gets shares its memory."""
-    cached = batch._cached if batch._cached is not None and batch._cached.whole is whole else None
+def add_alias(batch: BatchTensor, full: Tensor, holders: int, out: Any) -> None:
+    """Keep track of the copy `full` of a batch, if the result `out` that the script gets shares its memory."""
+    cached = batch._cached if batch._cached is not None and batch._cached.full is full else None
     for share in batch._shares:
         meta, aliased = share._meta, share._meta.spec.view.aliased
         # No weak reference to the batch itself: a tensor that has one cannot change its shape in place.
         written_back = partial(_mark_equal, ref(cached), aliased) if cached is not None else None
-        aliased.add(share._rows, meta.spec, meta.strides, whole, holders, out, written_back)
+        aliased.add(share._rows, meta.spec, meta.strides, full, holders, out, written_back)
     if cached is not None:
-        cache_copy(batch, whole)
+        cache_copy(batch, full)

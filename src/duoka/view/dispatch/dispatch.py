@@ -356,8 +356,8 @@ def _replay_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, 
     try:
         for index, (program, view) in enumerate(zip(programs, first.siblings, strict=True)):
             inputs = [of._by_share[index]._rows if type(of) is MultiShareBatch else of for of in call.inputs]
-            for place in call.plain if plain else ():
-                inputs[place] = view.replicate(inputs[place])
+            for at in call.plain if plain else ():
+                inputs[at] = view.replicate(inputs[at])
             batches = [batch._by_share[index] for batch in call.batches]  # type: ignore[attr-defined]
             outs.append(program(inputs, batches))
             count_write(func, kwargs, batches)
@@ -375,7 +375,7 @@ def _programs_of_shares(func: Function, args: Any, kwargs: Any, key: Any, first:
     if programs is None and key is not None and (calls := shares.calls[key] or 0) <= 2 * _RECORDED_AT_MOST:
         shares.calls.keep(key, calls + 1)
         keys = [DescribedCall(func, *of_share((args, kwargs), index)).key for index in range(shares.count)]
-        found = [view.programs[key] for view, key in zip(first.siblings, keys, strict=True) if key is not None]
-        if len(found) == len(keys) and None not in found:
-            shares.programs.keep(key, programs := found)
+        recorded = [view.programs[key] for view, key in zip(first.siblings, keys, strict=True) if key is not None]
+        if len(recorded) == len(keys) and None not in recorded:
+            shares.programs.keep(key, programs := recorded)
     return programs

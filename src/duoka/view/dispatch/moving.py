@@ -20,8 +20,8 @@ _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap 
 def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     """Return the device on which a function is asked to give its result; None if it is asked for none."""
     if func is _TO:
-        given = {name: value for name, value in kwargs.items() if name != "memory_format"}
-        device: torch.device | None = parse_to(*args[1:], **given)[0]
+        named = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        device: torch.device | None = parse_to(*args[1:], **named)[0]
         return device
     if func is _CPU:
         return torch.device("cpu")
@@ -37,7 +37,7 @@ def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kw
     if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.traits_of(func).unrecorded:
         return False
     tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    return any(one.dim() > 0 and one.device == device for one in tensors if not isinstance(one, BatchTensor))
+    return any(leaf.dim() > 0 and leaf.device == device for leaf in tensors if not isinstance(leaf, BatchTensor))
 
 
 def on_host(out: Any) -> Any:

@@ -57,13 +57,13 @@ def on_own_rows(
     try:
         if any(batch._spec.dim != spec.dim or not same_rows(batch._spec, spec) for batch in batches):
             raise Refused(f"{_named(name)} was given batches that do not hold the same samples in one dimension")
-        given = {id(batch._local): batch for batch in batches}
+        by_rows = {id(batch._local): batch for batch in batches}
         rows, named = tree_map_only(Tensor, partial(_local, spec), (args, kwargs))
         with SeededMode(partial(_refuse_draw, name)) if draws else nullcontext():
             out = func(*rows, **named)
 
         def batch_of(tensor: Tensor) -> BatchTensor:
-            return given[id(tensor)] if id(tensor) in given else _batch(name, tensor, spec)
+            return by_rows[id(tensor)] if id(tensor) in by_rows else _batch(name, tensor, spec)
 
         return tree_map_only(Tensor, batch_of, out)
     except Exception as error:

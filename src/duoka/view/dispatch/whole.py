@@ -59,7 +59,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         writes = may_write(func, kwargs)
         copies = _gathered(batches, keep, shares_memory=writes)
-        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
+        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].full, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
         try:
@@ -74,7 +74,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         written = [
             copy
             for copy in copies.values()
-            if bypasses_version or not copy.is_unwritten() or (name in _UNCOUNTED and copy.whole is args[0])
+            if bypasses_version or not copy.is_unwritten() or (name in _UNCOUNTED and copy.full is args[0])
         ]
         for copy in copies.values():  # first those unwritten, as long as no tensor in `out` is a batch
             if copy not in written and not isinstance(out, BatchTensor):
@@ -89,7 +89,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
 def gather_sharing(tree: Any) -> Any:
     """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others."""
     copies = _gathered(batches_in(tree), False, shares_memory=True)
-    return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, tree)
+    return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].full, tree)
 
 
 def _gathered(batches: list[BatchTensor], keep: bool, shares_memory: bool) -> dict[int, GatheredArgument]:
@@ -99,7 +99,7 @@ def _gathered(batches: list[BatchTensor], keep: bool, shares_memory: bool) -> di
     for batch in sorted(batches, key=_extent, reverse=True) if shares_memory else batches:
         copies[id(batch)] = copy = GatheredArgument(batch, keep, others)
         if shares_memory and len(batches) > 1:
-            others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.whole))
+            others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.full))
     return copies
 
 
@@ -107,7 +107,7 @@ def take_row(batch: BatchTensor, index: int) -> Any:
     """Compute `batch[index]` whole; the fast path for loops over rows."""
     with batch._spec.view.whole_operations.timed("__getitem__"):
         copy = GatheredArgument(batch, keep=True)
-        return copy.returned(copy.whole[index])
+        return copy.returned(copy.full[index])
 
 
 class GatheredArgument:
@@ -132,24 +132,24 @@ class GatheredArgument:
             note_gathered(batch, known)
             if keep:
                 cache_copy(batch, known)
-        self.batch, self.whole, self._keeps = batch, known, keep
+        self.batch, self.full, self._keeps = batch, known, keep
         self._version, self._holders = version(known), holders(known)
 
     def is_unwritten(self) -> bool:
-        return version(self.whole) == self._version
+        return version(self.full) == self._version
 
     def returned(self, out: Any) -> Any:
         """Return the result of an operation that wrote nothing, and keep track of views of the copy in it."""
-        if out is self.whole:
+        if out is self.full:
             return self.batch
-        add_alias(self.batch, self.whole, self._holders, out)
+        add_alias(self.batch, self.full, self._holders, out)
         return out
 
     def refuse_another_form(self, name: str) -> None:
         """Raise Refused if the operation has changed the shape or dtype of the copy."""
-        if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
+        if self.full.shape != self.batch.shape or self.full.dtype != self.batch.dtype:
             for aliased in (share._spec.view.aliased for share in self.batch._shares):
-                aliased.copies = [copy for copy in aliased.copies if copy.whole is not self.whole]
+                aliased.copies = [copy for copy in aliased.copies if copy.full is not self.full]
             raise Refused(
                 f"{name} at {user_line()} would change a batch's shape or dtype in place; use a function that "
                 "returns a new tensor, and assign its result"
@@ -162,8 +162,8 @@ class GatheredArgument:
         view.written += 1
         view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
         if self._keeps:
-            cache_copy(self.batch, self.whole)
-        return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
+            cache_copy(self.batch, self.full)
+        return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.full else leaf, out)
 
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
@@ -171,7 +171,7 @@ class GatheredArgument:
             self._write(share, share._local.data)
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
-        of_copy = share._spec.local_rows(self.whole)
+        of_copy = share._spec.local_rows(self.full)
         without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
 
 

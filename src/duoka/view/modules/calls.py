@@ -85,10 +85,10 @@ class _Given:
             return
         shares_memory = any(same_memory(self.leaf, share._rows) for share in self.batch._shares)
         with torch.set_grad_enabled(_histories(self.batch) != self.histories):
-            whole = self.batch.full_tensor()
+            full = self.batch.full_tensor()
             # In memory that both share this rank's rows stay what they are, and the module may have saved them.
             with uncounted(self.leaf) if shares_memory else nullcontext():
-                self.leaf.copy_(whole)
+                self.leaf.copy_(full)
 
 
 class ModuleCalls:
@@ -126,18 +126,18 @@ class ModuleCalls:
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)  # only the script's thread may communicate
-        if here.whole:
+        if here.computes_whole:
             with with_whole_parameters(module) if here.leaves_out_padding else nullcontext():
                 return original(module, *args, **kwargs)
         if operators_are_observed() and not is_compiled(module):
             return original(module, *args, **kwargs)  # a mode of the script's sees what it calls
         if operators_are_observed() or _is_opaque(module):
-            return self._whole(original, module, args, kwargs)
+            return self._of_all_rows(original, module, args, kwargs)
         if takes_rows(module, args, kwargs):
             if pads_alike(module, args, kwargs):
                 return self._on_rows(original, module, args, kwargs)
         elif leaves_out_padding(module):
-            return self._whole(partial(self._without_padding, original), module, args, kwargs)
+            return self._of_all_rows(partial(self._without_padding, original), module, args, kwargs)
         if module in self.view.recomputed and torch.is_grad_enabled():
             original = partial(computed_again, original)
         if not here.outermost:
@@ -148,17 +148,17 @@ class ModuleCalls:
     def computed_whole(self) -> Iterator[None]:
         """Split no plain inputs of modules that this thread calls in this context."""
         here = self._here
-        before = here.whole, here.ordinary
-        here.whole, here.ordinary = True, {}
+        before = here.computes_whole, here.ordinary
+        here.computes_whole, here.ordinary = True, {}
         try:
             yield
         finally:
-            here.whole, here.ordinary = before
+            here.computes_whole, here.ordinary = before
 
     @property
     def is_whole(self) -> bool:
         """True within `computed_whole`."""
-        return self._here.whole
+        return self._here.computes_whole
 
     def changed(self, module: nn.Module) -> None:
         """Synchronize a module again at its next call, because a parameter or a submodule was added to it."""
@@ -219,7 +219,9 @@ class ModuleCalls:
             for buffer in module.buffers():
                 ranks.broadcast_into(buffer, 0)
 
-    def _whole(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _of_all_rows(
+        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Compute all rows on every rank, for a module whose operations have no rules."""
         with self.computed_whole():
             if not batches_in((args, kwargs)):
@@ -243,8 +245,8 @@ class ModuleCalls:
             try:
                 return on_own_rows(type(module).__name__, make, args, kwargs, draws=False)
             except Exception as error:
-                whole = tree_map_only(BatchTensor, whole_like, (args, kwargs))
-                raise whole_batch_error(error, self.view, lambda: make(*whole[0], **whole[1])) from None
+                full = tree_map_only(BatchTensor, whole_like, (args, kwargs))
+                raise whole_batch_error(error, self.view, lambda: make(*full[0], **full[1])) from None
 
     def _without_padding(self, original: Original, encoder: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call an encoder, which decides by its first layer's parameters whether padding is left out."""

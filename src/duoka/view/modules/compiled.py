@@ -57,13 +57,13 @@ class _NotProven(Exception):
 class ThreadState(threading.local):
     """State of the module call that a thread is running.
 
-    ordinary: classes (-> True) whose modules, called with a batch, need nothing but their call. whole: True in a call
-    that is computed on all rows. around: the partition of the outermost module's batch. outermost: True outside of
-    calls with a batch. on_rows: True in a call of a compiled module with local rows. leaves_out_padding: True in a
-    call of an encoder's fast path.
+    ordinary: classes (-> True) whose modules, called with a batch, need nothing but their call. computes_whole: True
+    in a call that is computed on all rows. around: the partition of the outermost module's batch. outermost: True
+    outside of calls with a batch. on_rows: True in a call of a compiled module with local rows. leaves_out_padding:
+    True in a call of an encoder's fast path.
     """
 
-    whole = on_rows = leaves_out_padding = False
+    computes_whole = on_rows = leaves_out_padding = False
     around: Partition | None = None
     outermost = True
 
@@ -151,11 +151,11 @@ class Compiled:
         """Make the call uncompiled, and note whether local rows give the same results."""
         before = self._view.interactions
         with watched(self._view) as watch:
-            leaves, given = tree_flatten((args, kwargs))
+            leaves, structure = tree_flatten((args, kwargs))
             inputs = [
                 BatchTensor(leaf._local, leaf._spec) if isinstance(leaf, BatchTensor) else leaf for leaf in leaves
             ]
-            inner_args, inner_kwargs = tree_unflatten(inputs, given)
+            inner_args, inner_kwargs = tree_unflatten(inputs, structure)
             out = self._uncompiled(original, module, inner_args, inner_kwargs)
             outputs, tree = tree_flatten(out)
             inner_args = inner_kwargs = out = None
@@ -180,8 +180,8 @@ class Compiled:
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, BatchTensor) for leaf in outputs):
             return "it returns a tensor that does not hold rows"
         keeps = _are_kept(view, [leaf for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor)])
-        found = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
-        return _ON_RANK[int(view.shares.processes.all_reduce(torch.tensor(found), ReduceOp.MAX))]
+        number = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
+        return _ON_RANK[int(view.shares.processes.all_reduce(torch.tensor(number), ReduceOp.MAX))]
 
     def _uncompiled(
         self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

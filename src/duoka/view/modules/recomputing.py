@@ -33,13 +33,13 @@ def on_rows(
     def of_rows(*rows: Any, **others: Any) -> tuple[Any, ...]:
         args, named = tree_unflatten(_together(rows, kinds), tree)
         out, shape = tree_flatten(function(*args, **named, **others))
-        found, of = _apart(out)
+        rows_out, of = _apart(out)
         made.append((of, shape))
-        return tuple(found)
+        return tuple(rows_out)
 
-    found = checkpoint(of_rows, *rows, **others)
+    rows_out = checkpoint(of_rows, *rows, **others)
     of, shape = made[0]
-    return tree_unflatten(_together(found, of), shape)
+    return tree_unflatten(_together(rows_out, of), shape)
 
 
 def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:

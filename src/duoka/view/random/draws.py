@@ -92,8 +92,8 @@ def draw_own_rows(
     if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         sizes = list(shape_drawn(args, kwargs))
         sizes[spec.dim] = spec.size
-        whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
-        return spec.local_rows(whole).clone()
+        full = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
+        return spec.local_rows(full).clone()
     order = order if spec.local_size == 1 else None
     if func is torch.ops.aten.bernoulli_.float and _draw_in_place(func, args, kwargs, spec, order):
         return args[0]
@@ -120,8 +120,8 @@ def draw_own_rows(
 
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
-    def local_rows(whole: Tensor) -> Tensor:
-        return rows[id(whole)] if id(whole) in rows else spec.local_rows(whole).to(device, copy=True)
+    def local_rows(full: Tensor) -> Tensor:
+        return rows[id(full)] if id(full) in rows else spec.local_rows(full).to(device, copy=True)
 
     return tree_map_only(Tensor, local_rows, out)
 
@@ -142,13 +142,13 @@ class DrawCache:
             return draw_own_rows(func, args, kwargs, spec, order)
         key = random_digest(), func, args[1:], tuple(kwargs.items())
         if key in self._kept:
-            whole, after = self._kept[key]
+            full, after = self._kept[key]
             torch.set_rng_state(after)
         else:
-            whole = _laid_out_like(rows, spec, order if spec.local_size == 1 else None)
-            func(whole, *args[1:], **kwargs)
-            self._kept[key] = whole, torch.get_rng_state()
-        rows.copy_(spec.local_rows(whole))
+            full = _laid_out_like(rows, spec, order if spec.local_size == 1 else None)
+            func(full, *args[1:], **kwargs)
+            self._kept[key] = full, torch.get_rng_state()
+        rows.copy_(spec.local_rows(full))
         return rows
 
 
@@ -216,10 +216,10 @@ def _decide(bits: Tensor, likely: float, out: Tensor) -> None:
 @cache
 def _is_known() -> bool:
     """Return True if this torch's `bernoulli_` on a CPU draws as `draw_lines` does."""
-    one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    whole, lines = torch.empty(2, 999).bernoulli_(0.3, generator=one), torch.empty(2, 500)
+    torchs, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    full, lines = torch.empty(2, 999).bernoulli_(0.3, generator=torchs), torch.empty(2, 500)
     draw_lines(lines, 400, 999, 0.3, other)
-    return torch.equal(whole[:, 400:900], lines) and torch.equal(one.get_state(), other.get_state())
+    return torch.equal(full[:, 400:900], lines) and torch.equal(torchs.get_state(), other.get_state())
 
 
 def draws_on(rows: Tensor, spec: Spec) -> torch.device:
@@ -241,19 +241,19 @@ def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> T
 
 def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
     """Return a tensor for the whole batch with this rank's rows, and valid values in the others."""
-    whole = _laid_out_like(rows, spec, order)
-    memory = whole
-    for dim, stride in enumerate(whole.stride()):
+    full = _laid_out_like(rows, spec, order)
+    memory = full
+    for dim, stride in enumerate(full.stride()):
         if stride == 0:  # expanded: one entry in memory
             memory, rows = memory.narrow(dim, 0, 1), rows.narrow(dim, 0, 1)
     memory.fill_(0.5 if rows.is_floating_point() else 1)
-    if whole.stride(spec.dim) == 0:
+    if full.stride(spec.dim) == 0:
         memory.copy_(rows)
-        return whole
+        return full
     local = spec.local_rows(memory)
-    if local.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+    if local.untyped_storage().data_ptr() == full.untyped_storage().data_ptr():
         local.copy_(rows)
     else:  # a copy, of rows that are in several places
         places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
         memory.index_copy_(spec.dim, places.to(memory.device), rows.to(memory.device))
-    return whole
+    return full

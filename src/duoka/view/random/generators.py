@@ -49,10 +49,10 @@ class RankStream:
 
 
 def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    found: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
+    functions: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
     if module := accelerator.in_use():
-        found[accelerator.kind()] = (module.get_rng_state, module.set_rng_state)
-    return found
+        functions[accelerator.kind()] = (module.get_rng_state, module.set_rng_state)
+    return functions
 
 
 def random_states() -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ def random_marks() -> tuple[Any, ...]:
 
 def random_digest() -> int:
     """Return a checksum of the states of torch's generators, of 32 bits."""
-    found = 0
+    checksum = 0
     for get, _ in _generators().values():
-        found = zlib.crc32(get().numpy().tobytes(), found)
-    return found
+        checksum = zlib.crc32(get().numpy().tobytes(), checksum)
+    return checksum

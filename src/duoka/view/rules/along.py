@@ -28,7 +28,7 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dim % ndim_of(batch) == spec.dim:
         return NotImplemented if by_rows else select_rows(func, args, kwargs)
 
-    def own(value: Any) -> Any:
+    def local(value: Any) -> Any:
         if not isinstance(value, Tensor) or not by_rows:
             return value
         if ndim_of(value) != ndim_of(batch) or shape_of(value)[spec.dim] != spec.size:
@@ -39,7 +39,7 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     if not by_rows and any(isinstance(value, BatchTensor) for value in (*args[1:], *kwargs.values())):
         return NotImplemented
-    rows = [own(value) for value in args[1:]], {name: own(value) for name, value in kwargs.items()}
+    rows = [local(value) for value in args[1:]], {name: local(value) for name, value in kwargs.items()}
     return BatchTensor(func(batch._local, *rows[0], **rows[1]), spec)
 
 

@@ -44,17 +44,17 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     longest = max(ndim_of(value) for value in tensors.values())
     local = {name: localise(value, spec, right) for name, value in tensors.items()}
 
-    def place(shape: tuple[int, ...]) -> Spec | None:
+    def spec_of(shape: tuple[int, ...]) -> Spec | None:
         return spec.at(len(shape) - right) if len(shape) >= right else None
 
     query = local["query"]
     if not arguments.get("dropout_p"):
         out = func(**{**arguments, **local})
-    elif _may_mask(place, arguments["dropout_p"], query, (*query.shape[:-1], local["key"].shape[-2])):
+    elif _may_mask(spec_of, arguments["dropout_p"], query, (*query.shape[:-1], local["key"].shape[-2])):
         values = [local.get(name, arguments.get(name)) for name in _NAMES]
-        out = spec.view.shares.recorded(partial(_in_steps, place), *values)
+        out = spec.view.shares.recorded(partial(_in_steps, spec_of), *values)
     else:
-        with placing(place):
+        with placing(spec_of):
             out = func(**{**arguments, **local})
     return BatchTensor(out, spec.at(longest - right))
 
@@ -105,7 +105,7 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 rows[id(value)] = rows_in(value, at, at.dim)
             arguments[name] = rows[id(value)]
 
-    def place(shape: tuple[int, ...]) -> Spec | None:
+    def spec_of(shape: tuple[int, ...]) -> Spec | None:
         if len(shape) == 3:
             return by_heads
         return spec.at(0) if len(shape) == 4 else None
@@ -114,10 +114,10 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     shape = query.shape[1], heads, query.shape[0], arguments["key"].shape[0]
     if not p or not arguments["training"]:
         out, weights = func(**arguments)
-    elif _may_mask(place, p, query, shape):
-        out, weights = spec.view.shares.recorded(_with_masks(func, place), *arguments.values())
+    elif _may_mask(spec_of, p, query, shape):
+        out, weights = spec.view.shares.recorded(_with_masks(func, spec_of), *arguments.values())
     else:
-        with placing(place):
+        with placing(spec_of):
             out, weights = func(**arguments)
     return BatchTensor(out, spec), weights if weights is None else BatchTensor(weights, spec.at(0))
 
@@ -126,9 +126,9 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 # it is recorded as a call that draws a mask by itself.
 
 
-def _may_mask(place: Place, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
+def _may_mask(spec_of: Place, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
     """Return True if dropout of weights of this shape may draw a mask (`may_mask`)."""
-    spec = place(shape)
+    spec = spec_of(shape)
     if spec is None or not (0 < p < 1 and _is_full_precision(rows)):
         return False
     return may_mask(rows, spec, (*shape[: spec.dim], spec.size, *shape[spec.dim + 1 :]))
@@ -138,9 +138,9 @@ def _is_full_precision(rows: Tensor) -> bool:
     return rows.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
 
 
-def _dropped(place: Place, weights: Tensor, p: float) -> Tensor:
+def _dropped(spec_of: Place, weights: Tensor, p: float) -> Tensor:
     """Compute dropout of this rank's contiguous rows of attention weights, as one device does for all."""
-    spec = place(weights.shape)
+    spec = spec_of(weights.shape)
     if spec is None:
         raise Outdated
     return weights * _mask(spec, weights.shape)(weights, p)
@@ -153,7 +153,7 @@ def _mask(spec: Spec, local: torch.Size) -> Callable[[Tensor, float], Tensor]:
 
 
 def _in_steps(
-    place: Place,
+    spec_of: Place,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -178,14 +178,14 @@ def _in_steps(
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
         weights += attn_mask
-    return _dropped(place, safe_softmax(weights, -1), dropout_p) @ value
+    return _dropped(spec_of, safe_softmax(weights, -1), dropout_p) @ value
 
 
-def _with_masks(func: Function, place: Place) -> Function:
+def _with_masks(func: Function, spec_of: Place) -> Function:
     """Return multi_head_attention_forward with functions that draw masks in the place of those that torch calls."""
     drawing = {
-        "dropout": lambda weights, p: _dropped(place, weights, p),
-        "scaled_dot_product_attention": partial(_in_steps, place),
+        "dropout": lambda weights, p: _dropped(spec_of, weights, p),
+        "scaled_dot_product_attention": partial(_in_steps, spec_of),
     }
     return FunctionType(func.__code__, {**func.__globals__, **drawing})
 

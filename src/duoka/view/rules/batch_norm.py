@@ -228,11 +228,11 @@ def _dense(value: Tensor) -> Tensor:
 
 
 def _gradients_in_steps(
-    given: Sequence[Tensor | None], grads: Sequence[Tensor], eps: float, total: Tensor, shares: LocalShares
+    operands: Sequence[Tensor | None], grads: Sequence[Tensor], eps: float, total: Tensor, shares: LocalShares
 ) -> list[Tensor | None]:
-    """Return gradients of the inputs that can be differentiated again. given: rows, weights, biases of all shares."""
-    wanted = [value is not None and value.requires_grad for value in given]
-    views = [None if value is None else value.view_as(value) for value in given]  # without hooks, called for `given`
+    """Return gradients that can be differentiated again. operands: rows, weights, biases of all shares."""
+    wanted = [value is not None and value.requires_grad for value in operands]
+    views = [None if value is None else value.view_as(value) for value in operands]  # without hooks
     inputs = [value for value, wants in zip(views, wanted, strict=True) if wants]
     out = _in_steps(*_apart(views, shares), eps, total, shares)
     weighing = list(grads[: shares.count])

@@ -75,8 +75,8 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     rows, view = args[0]._local, args[0]._spec.view
     if not args[0]._meta.shape.numel():
         return 0
-    copies = [] if view.of_parameters else [copy for copy in view.aliased.of_memory(rows) if copy.whole.numel()]
-    start = copies[0].whole.data_ptr() - copies[0].offset() if copies else _start(rows)
+    copies = [] if view.of_parameters else [copy for copy in view.aliased.of_memory(rows) if copy.full.numel()]
+    start = copies[0].full.data_ptr() - copies[0].offset() if copies else _start(rows)
     return int(start + storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize)
 
 
@@ -87,10 +87,10 @@ def make_address_in_parameter(view: View, original: Callable[[Tensor], int]) -> 
     """
 
     def data_ptr(tensor: Tensor) -> int:
-        for aliased in [one for parameters in view.sharded for one in parameters.aliased.copies]:
-            if type(tensor) is Tensor and same_memory(tensor, aliased.whole):
+        for aliased in [aliased for parameters in view.sharded for aliased in parameters.aliased.copies]:
+            if type(tensor) is Tensor and same_memory(tensor, aliased.full):
                 start = _start(aliased.rows) + aliased.offset()
-                return start + original(tensor) - original(aliased.whole)
+                return start + original(tensor) - original(aliased.full)
         return original(tensor)
 
     return data_ptr
@@ -145,7 +145,9 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a new batch, whose memory is that of other copies with this memo, as with the batches."""
     batch, memo = args
-    return join([BatchTensor(copy.deepcopy(own._local, memo), own._spec, own._meta.strides) for own in batch._shares])
+    return join(
+        [BatchTensor(copy.deepcopy(share._local, memo), share._spec, share._meta.strides) for share in batch._shares]
+    )
 
 
 def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

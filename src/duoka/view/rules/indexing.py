@@ -33,14 +33,14 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """An index, item by item. place: where the dimension asked for is, if a slice takes all of it.
+    """An index, item by item. kept_dim: where the dimension asked for is, if a slice takes all of it.
 
     chosen: the tensor that chooses along it. positions: of the dimensions that tensors index, once whole numbers have
     dropped theirs. tensor_dims: of these tensors, broadcast. ndim: of the result.
     """
 
     items: tuple[Any, ...]
-    place: int | None
+    kept_dim: int | None
     chosen: Tensor | None
     positions: tuple[int, ...]
     tensor_dims: int
@@ -56,12 +56,12 @@ class _Walk:
         return self.positions[0] if self._side_by_side else 0
 
     @property
-    def result_place(self) -> int:
+    def result_dim(self) -> int:
         """Return the index of the dimension in the result."""
-        assert self.place is not None
-        if not self.positions or (self._side_by_side and self.place < self.positions[0]):
-            return self.place
-        return self.place - sum(position < self.place for position in self.positions) + self.tensor_dims
+        assert self.kept_dim is not None
+        if not self.positions or (self._side_by_side and self.kept_dim < self.positions[0]):
+            return self.kept_dim
+        return self.kept_dim - sum(position < self.kept_dim for position in self.positions) + self.tensor_dims
 
 
 def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
@@ -70,7 +70,7 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
     if items is None:
         return None
     source = position = dimensions = 0
-    place = chosen = None
+    kept_dim = chosen = None
     positions: list[int] = []
     for at, item in enumerate(items):
         if item is None:
@@ -87,11 +87,11 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
             if here and item.indices(shape[dim]) != (0, shape[dim], 1):
                 return None
             if here:
-                items[at], place = _ALL, position
+                items[at], kept_dim = _ALL, position
             position += 1
         elif here:
             return None
-    return _Walk(tuple(items), place, chosen, tuple(positions), dimensions, position - len(positions) + dimensions)
+    return _Walk(tuple(items), kept_dim, chosen, tuple(positions), dimensions, position - len(positions) + dimensions)
 
 
 def width_of(item: Any) -> int:
@@ -105,7 +105,7 @@ def spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
     if any(item is NotImplemented for item in items):
         return None
     used = sum(width_of(item) for item in items if item is not None and item is not Ellipsis)
-    at = next((place for place, item in enumerate(items) if item is Ellipsis), len(items))
+    at = next((number for number, item in enumerate(items) if item is Ellipsis), len(items))
     return [*items[:at], *[_ALL] * (ndim - used), *items[at + 1 :]]
 
 
@@ -128,10 +128,10 @@ def _as_tensor(item: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """Return the index of the local rows for one of the whole batch. place: of the batch in the result, of `ndim`."""
+    """Return the index of the local rows for one of the whole batch. dim: of the batch in the result, of `ndim`."""
 
     items: tuple[Any, ...]
-    place: int
+    dim: int
     ndim: int
 
 
@@ -145,8 +145,8 @@ def _of_rows(batch: BatchTensor, index: Any) -> _Local | None:
         return _one_for_each(walk, spec)
     if any(isinstance(item, BatchTensor) and dtype_of(item) == torch.bool for item in walk.items):
         return None
-    whole = [item.full_tensor() if isinstance(item, BatchTensor) else item for item in walk.items]
-    return _Local(tuple(whole), walk.result_place, walk.ndim)
+    replicated = [item.full_tensor() if isinstance(item, BatchTensor) else item for item in walk.items]
+    return _Local(tuple(replicated), walk.result_dim, walk.ndim)
 
 
 def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
@@ -177,7 +177,7 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if local is not None and any(isinstance(item, Tensor) and item.dtype == torch.bool for item in local.items):
         return _chosen_by_masks(batch, local)
     if local is not None:
-        return BatchTensor(batch._local[local.items], batch._spec.at(local.place))
+        return BatchTensor(batch._local[local.items], batch._spec.at(local.dim))
     items = spelled_out(index if isinstance(index, tuple) else (index,), ndim_of(batch))
     if items is not None and items[1:] == [_ALL] * (ndim_of(batch) - 1):
         return blocks_of(tuple(items), batch)
@@ -221,7 +221,7 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     local = _of_rows(batch, index)
     if local is None:
         return NotImplemented
-    local_value = localise(value, batch._spec, local.ndim - local.place)
+    local_value = localise(value, batch._spec, local.ndim - local.dim)
     batch._local[local.items] = local_value
     return None
 
@@ -238,7 +238,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
         return False
     for dim, size in enumerate(plain.shape):
         walk = _walk(index, tuple(plain.shape), dim) if size == spec.size else None
-        if walk is not None and walk.place is not None and walk.ndim - walk.result_place == right:
+        if walk is not None and walk.kept_dim is not None and walk.ndim - walk.result_dim == right:
             # What is garbage may have been collected on another rank only.
             if spec.view.shares.processes.is_true_anywhere(_is_shared(plain)):
                 return False
@@ -274,7 +274,7 @@ def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     local = _of_rows(batch, tuple(indices))
     if local is None:
         return NotImplemented
-    local_values = localise(values, batch._spec, local.ndim - local.place)
+    local_values = localise(values, batch._spec, local.ndim - local.dim)
     out = func(batch._local, local.items[: len(indices)], local_values, *args[3:], **kwargs)
     return batch if out is batch._local else BatchTensor(out, batch._spec)
 

@@ -41,8 +41,8 @@ class Scattered(Partition):
         """Position of each row of the batch in the concatenation of all shares."""
         return torch.cat(list(self.positions)).argsort()
 
-    def local_rows(self, whole: Any, dim: int) -> Any:
-        return whole.index_select(dim, self.positions[self.rank].to(whole.device))
+    def local_rows(self, full: Any, dim: int) -> Any:
+        return full.index_select(dim, self.positions[self.rank].to(full.device))
 
     def in_order(self, rows: Any) -> Any:
         return rows.index_select(0, self._places.to(rows.device))

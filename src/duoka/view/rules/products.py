@@ -40,7 +40,7 @@ def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product of local rows. place: of the batch in the result, from the right. summed: if it is all-reduced."""
+    """A product of local rows. from_right: the batch dimension of the result. summed: whether it is all-reduced."""
 
     left: Tensor
     right: Tensor

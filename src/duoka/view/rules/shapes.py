@@ -247,8 +247,8 @@ def as_strided(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             "batch of which that is a view, with the offset in its memory"
         )
 
-    def view(whole: Tensor) -> Tensor:
-        return whole.as_strided(size, stride, whole.storage_offset() + before)
+    def view(full: Tensor) -> Tensor:
+        return full.as_strided(size, stride, full.storage_offset() + before)
 
     return compute_whole(view, (batch,), {}, "as_strided")
 

@@ -39,18 +39,18 @@ def spread(name: str, batch: BatchTensor, dims: list[int] | None, keepdim: bool,
     # As torch computes it: on a CPU in 64 bits.
     dense = part.to(torch.float64 if part.is_cpu or part.dtype == torch.float64 else torch.float32)
     if part.shape[spec.dim]:
-        own = torch.var_mean(dense, every, correction=0, keepdim=keepdim)
+        var_and_mean = torch.var_mean(dense, every, correction=0, keepdim=keepdim)
     else:
-        own = (dense.sum(every, keepdim=keepdim),) * 2
-    var, mean = _combined(own, counts, spec)
+        var_and_mean = (dense.sum(every, keepdim=keepdim),) * 2
+    var, mean = _combined(var_and_mean, counts, spec)
     var = var * (sum(counts) / (sum(counts) - correction))
     first = (_root(var) if name.startswith("std") else var).to(part.dtype)
     return (first, mean.to(part.dtype)) if name.endswith("_mean") else first
 
 
-def _combined(own: tuple[Tensor, ...], counts: list[int], spec: Spec) -> tuple[Tensor, Tensor]:
+def _combined(var_and_mean: tuple[Tensor, ...], counts: list[int], spec: Spec) -> tuple[Tensor, Tensor]:
     """Combine this rank's variance and mean with those of the other ranks. counts: values of each rank."""
-    var, mean = own
+    var, mean = var_and_mean
     ranks = spec.view.ranks
     of_ranks = Spec(spec.view, Partition(ranks.world_size, ranks.rank, ranks.world_size))
     variances, means = of_ranks.gather(torch.stack([var.flatten(), mean.flatten()]).unsqueeze(0)).unbind(1)

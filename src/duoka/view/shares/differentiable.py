@@ -69,8 +69,8 @@ class AllGatherRows(torch.autograd.Function):
         if partition.rows < partition.largest:
             sent = torch.cat([sent, sent.new_zeros((partition.largest - partition.rows, *sent.shape[1:]))])
         parts = shares.processes.all_gather(sent)
-        whole = torch.cat([part[:size] for part, size in zip(parts, partition.sizes, strict=True)])
-        return whole.view(torch.bool) if rows[0].dtype == torch.bool else whole
+        full = torch.cat([part[:size] for part, size in zip(parts, partition.sizes, strict=True)])
+        return full.view(torch.bool) if rows[0].dtype == torch.bool else full
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -64,9 +64,9 @@ class Partition:
         """Number of rows of the smallest share."""
         return min(self.sizes)
 
-    def local_rows(self, whole: Any, dim: int) -> Any:
+    def local_rows(self, full: Any, dim: int) -> Any:
         """Return this rank's rows of a tensor that has the whole batch in `dim`, as a view."""
-        return whole.narrow(dim, self.start, self.rows)
+        return full.narrow(dim, self.start, self.rows)
 
     def in_order(self, rows: Any) -> Any:
         """Reorder rows that are concatenated rank by rank in dimension 0 into the order of the batch."""

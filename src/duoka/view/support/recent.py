@@ -20,10 +20,10 @@ class Recent(dict[Any, Any]):
         self._older: dict[Any, Any] = {}
 
     def __missing__(self, key: Any) -> Any:
-        found = self._older.pop(key, None)
-        if found is not None:
-            self.keep(key, found)
-        return found
+        value = self._older.pop(key, None)
+        if value is not None:
+            self.keep(key, value)
+        return value
 
     def keep(self, key: Any, value: Any) -> None:
         """Add a value, which must not be None."""

@@ -121,21 +121,21 @@ class BatchTensor(Tensor):
 
     def full_tensor(self) -> Tensor:
         """All-gather the rows; every rank must call it."""
-        whole = laid_out(self._spec.gather(self._local), self._meta.strides)
-        note_gathered(self, whole)
-        return whole
+        full = laid_out(self._spec.gather(self._local), self._meta.strides)
+        note_gathered(self, full)
+        return full
 
     @classmethod
-    def of(cls, whole: Tensor, view: View, dim: int = 0) -> BatchTensor:
+    def of(cls, full: Tensor, view: View, dim: int = 0) -> BatchTensor:
         """Split a replicated tensor, with its samples in `dim`."""
 
         def share(index: int) -> BatchTensor:
             sibling = view.siblings[index]
-            spec = Spec(sibling, sibling.partition(whole.shape[dim]), dim)
-            strides = whole.stride()
+            spec = Spec(sibling, sibling.partition(full.shape[dim]), dim)
+            strides = full.stride()
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
             # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
-            rows, local_strides = spec.local_rows(whole), spec.local_strides(strides)
+            rows, local_strides = spec.local_rows(full), spec.local_strides(strides)
             rows = laid_out(without_repetitions(rows, local_strides).clone().expand(rows.shape), local_strides)
             return BatchTensor(rows, spec, strides)
 
@@ -254,15 +254,15 @@ class MultiShareBatch(BatchTensor):
 
     def full_tensor(self) -> Tensor:
         parts = [(share._spec, share._local) for share in self._by_share]
-        whole = laid_out(Spec.gather_shares(parts), self._meta.strides)
-        note_gathered(self, whole)
-        return whole
+        full = laid_out(Spec.gather_shares(parts), self._meta.strides)
+        note_gathered(self, full)
+        return full
 
 
-def note_gathered(batch: BatchTensor, whole: Tensor) -> None:
+def note_gathered(batch: BatchTensor, full: Tensor) -> None:
     """Note a gathered copy of a batch, which autograd may save."""
     for share in batch._shares:
-        share._spec.view.aliased.note_gathered(share._rows, share._spec, batch._meta.strides, whole)
+        share._spec.view.aliased.note_gathered(share._rows, share._spec, batch._meta.strides, full)
 
 
 def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
@@ -351,8 +351,8 @@ def whole_like(batch: BatchTensor) -> Tensor:
     spec = batch._spec
     apart = batch._rows.detach().unflatten(spec.dim, (spec.outer, spec.partition.rows, spec.inner))
     places = torch.arange(spec.partition.n, device=batch.device) % spec.partition.rows
-    whole: Tensor = apart.index_select(spec.dim + 1, places).flatten(spec.dim, spec.dim + 2)
-    return whole
+    full: Tensor = apart.index_select(spec.dim + 1, places).flatten(spec.dim, spec.dim + 2)
+    return full
 
 
 def whole_batch_error(error: Exception, view: View, again: Callable[[], object]) -> Exception:
@@ -366,9 +366,9 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
     before, view.ranks.isolated = view.ranks.isolated, True
     try:
         again()
-    except Exception as whole:
-        alike_but_for_numbers = _NUMBER.sub("#", repr(whole)) == _NUMBER.sub("#", repr(error))
-        return whole.with_traceback(error.__traceback__) if alike_but_for_numbers else error
+    except Exception as raised:
+        alike_but_for_numbers = _NUMBER.sub("#", repr(raised)) == _NUMBER.sub("#", repr(error))
+        return raised.with_traceback(error.__traceback__) if alike_but_for_numbers else error
     finally:
         view.ranks.isolated = before
     return error

@@ -40,15 +40,15 @@ class Contents:
         return self._put(iter(leaves))
 
     def _put(self, leaves: Iterator[Any]) -> Any:
-        found = []
+        parts = []
         for entry in self._objects:
             leaf = next(leaves)
             if entry is not None:
                 leaf, names, inner = entry
                 for name, value in zip(names, inner._put(leaves), strict=True):
                     object.__setattr__(leaf, name, value)  # frozen dataclasses too
-            found.append(leaf)
-        return tree_unflatten(found, self._tree)
+            parts.append(leaf)
+        return tree_unflatten(parts, self._tree)
 
 
 def _attributes(value: Any) -> list[str]:

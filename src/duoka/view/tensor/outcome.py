@@ -74,9 +74,9 @@ def outcome_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         with WithoutTorchFunctions(), torch.no_grad(), without_modes():
             args, kwargs = tree_map_only(Tensor, without_values, (args, kwargs))
-            before = [whole.shape for whole in batches]
+            before = [full.shape for full in batches]
             out = func(*args, **{name: value for name, value in kwargs.items() if name not in _WITHOUT})
-            if any(whole.shape != shape for whole, shape in zip(batches, before, strict=True)):
+            if any(full.shape != shape for full, shape in zip(batches, before, strict=True)):
                 return UNKNOWN  # it changes its argument's shape
             tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
             return Outcome(tuple(_result(tensor, batches) for tensor in tensors))
@@ -87,9 +87,9 @@ def outcome_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
-    for index, whole in enumerate(batches):
-        if tensor is whole or memory_of(tensor) == memory_of(whole):
-            return Result(tensor.shape, tensor.stride(), index, tensor is whole, int(tensor.storage_offset()))
+    for index, full in enumerate(batches):
+        if tensor is full or memory_of(tensor) == memory_of(full):
+            return Result(tensor.shape, tensor.stride(), index, tensor is full, int(tensor.storage_offset()))
     return Result(tensor.shape, tensor.stride())
 
 

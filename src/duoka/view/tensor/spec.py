@@ -43,17 +43,17 @@ class Spec:
         """Return the placement of the same rows in another dimension."""
         return self if dim == self.dim else replace(self, dim=dim)
 
-    def local_rows(self, whole: Tensor, dim: int | None = None) -> Tensor:
+    def local_rows(self, full: Tensor, dim: int | None = None) -> Tensor:
         """Return this rank's rows of a replicated tensor, along `dim` (default: `self.dim`).
 
         The result is a view, except with `outer` > 1, where it may be a copy.
         """
         dim = self.dim if dim is None else dim
-        whole = self.view.replicate(whole)
+        full = self.view.replicate(full)
         if self.outer == 1 == self.inner:
-            rows: Tensor = self.partition.local_rows(whole, dim)
+            rows: Tensor = self.partition.local_rows(full, dim)
             return rows
-        apart = whole.unflatten(dim, (self.outer, self.partition.n, self.inner))
+        apart = full.unflatten(dim, (self.outer, self.partition.n, self.inner))
         local: Tensor = self.partition.local_rows(apart, dim + 1).flatten(dim, dim + 2)
         return local
 
@@ -74,10 +74,10 @@ class Spec:
 
     def gather(self, local: Tensor) -> Tensor:
         """All-gather: return the replicated tensor of which `local` are this rank's rows."""
-        whole: Tensor = self.view.shares.synchronize(
+        full: Tensor = self.view.shares.synchronize(
             lambda parts: [Spec.gather_shares(parts)] * len(parts), (self, local)
         )
-        return whole
+        return full
 
     @staticmethod
     def gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
@@ -94,9 +94,9 @@ class Spec:
             rows.unflatten(spec.dim, (spec.outer, of.partition.rows, spec.inner)).movedim(spec.dim + 1, 0)
             for of, rows in parts
         ]
-        whole: Tensor = AllGatherRows.apply(spec.view.shares, tuple(of.partition for of, _ in parts), *apart)
-        whole = spec.partition.in_order(whole).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
-        return whole.contiguous() if local.is_contiguous() else whole
+        full: Tensor = AllGatherRows.apply(spec.view.shares, tuple(of.partition for of, _ in parts), *apart)
+        full = spec.partition.in_order(full).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
+        return full.contiguous() if local.is_contiguous() else full
 
 
 @dataclass(frozen=True, slots=True, eq=False)
