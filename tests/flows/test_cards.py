@@ -395,7 +395,7 @@ def test_offloaded_parameters_are_copied_while_the_card_computes(flow: Flow) -> 
     assert step["copy.to_host"] == 10
 
 
-FILLED = """
+CHANGED = """
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -405,7 +405,14 @@ FILLED = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     w = model[0].weight
     with torch.no_grad():
-        for fill in (
+        for change in (
+            {changes}
+        ):
+            change()
+            print([f"{{p.abs().sum().item():.4f}}" for p in model.parameters()])
+    {end}
+"""
+FILLS = """
             lambda: nn.init.normal_(w, std=0.1),
             lambda: w.add_(torch.randn_like(w)),
             lambda: w.copy_(F.dropout(w, 0.5)),
@@ -418,31 +425,8 @@ FILLED = """
             lambda: nn.init.sparse_(w, 0.3),
             lambda: w.view_as(torch.ones(8, 6, device="cuda"))[1].fill_(0.5),
             lambda: nn.init.xavier_uniform_(model[2].weight),
-        ):
-            fill()
-            print([f"{p.abs().sum().item():.4f}" for p in model.parameters()])
-    print(torch.rand(1, device="cuda").item(), torch.rand(1).item())
 """
-
-
-@pytest.mark.cards_and_npu
-@pytest.mark.parametrize("offload", [[], ["--cpu-offload"]])
-def test_sharded_parameters_are_drawn_by_the_card_s_generator(flow: Flow, offload: list[str]) -> None:
-    script = flow.write("train.py", FILLED)
-    words = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp", *offload]
-    assert flow.run([*words, script]).ok().stdout == flow.python([script]).ok().stdout
-
-
-WRITTEN = """
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    w = model[0].weight
-    with torch.no_grad():
-        for write in (
+WRITES = """
             lambda: w[0].zero_(),
             lambda: w.data[2].fill_(3),
             lambda: w.view(-1)[:3].fill_(7),
@@ -452,18 +436,21 @@ WRITTEN = """
             lambda: w[:, 1].copy_(torch.ones(8, device="cuda")),
             lambda: w.cpu().zero_(),
             lambda: w.detach().cpu().numpy().fill(0),
-        ):
-            write()
-            print(f"{w.abs().sum().item():.3f}")
-    print(w.detach().cpu().clone().numpy().shape, w.cpu().device, w.device)
 """
+OF_WEIGHTS = {
+    "by the card's generator": (FILLS, 'print(torch.rand(1, device="cuda").item(), torch.rand(1).item())'),
+    "through views": (WRITES, "print(w.detach().cpu().clone().numpy().shape, w.cpu().device, w.device, w.type())"),
+}
 
 
 @pytest.mark.cards_and_npu
-def test_writes_through_views_of_offloaded_parameters(flow: Flow) -> None:
-    script = flow.write("train.py", WRITTEN)
-    words: list[str | Path] = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp", "--cpu-offload", script]
-    assert flow.run(words).ok().stdout == flow.python([script]).ok().stdout
+@pytest.mark.parametrize("offload", [[], ["--cpu-offload"]])
+@pytest.mark.parametrize("how", OF_WEIGHTS)
+def test_changes_of_sharded_parameters(flow: Flow, how: str, offload: list[str]) -> None:
+    changes, end = OF_WEIGHTS[how]
+    script = flow.write("train.py", CHANGED.format(changes=changes.strip(), end=end))
+    words = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp", *offload]
+    assert flow.run([*words, script]).ok().stdout == flow.python([script]).ok().stdout
 
 
 def test_prefetched_batches_of_data_that_the_script_writes(flow: Flow) -> None:
@@ -644,3 +631,60 @@ def test_a_script_for_cuda_after_what_transfers_it(flow: Flow, words: str) -> No
     found = flow.run(["run", "--verbose", "--devices", "0,1", "--strategy", *words.split(), script]).ok()
     assert found.stdout == expected
     assert "transfer_to_npu.py" not in found.stderr  # as what is computed whole: a wrapped method has its rule
+
+
+FAILS = """
+    import os
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fault = os.environ["SIMULATED_FAULT"]
+    for step, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(32, 4)), batch_size=4)):
+        model(x.cuda()).square().sum().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        if step == 3 and not os.path.exists(fault):
+            open(fault, "w").write("1 unspecified launch failure")
+"""
+
+
+def test_a_card_that_fails_is_named_and_left_out(flow: Flow) -> None:
+    script = flow.write("train.py", FAILS)
+    words: list[str | Path] = ["run", "--devices", "0,1", "--restarts", "1", script]
+    said = flow.run(words, env={"SIMULATED_FAULT": str(flow.folder / "fault")}).ok().stderr
+    assert "CUDA error: unspecified launch failure" in said
+    assert "duoka: raised on rank 1 of 2" in said
+    assert "  GPU 1 (GPU is lost) failed, not the script" in said
+    assert "`--devices 0` goes on without it" in said
+    assert "GPU 1 (Simulated GPU) of rank 1 is lost, and left out from now on" in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_the_time_limit_of_a_script_s_own_collectives(flow: Flow) -> None:
+    """NCCL aborts the process that has waited, and the report names the one that did not come."""
+    source = """
+        import os, time
+        from datetime import timedelta
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl", timeout=timedelta(seconds=40))
+        x = torch.ones(4, device="cuda")
+        for step in range(3):
+            if step == 2 and dist.get_rank() == 1:
+                time.sleep(150)
+            dist.all_reduce(x)
+            torch.cuda.synchronize()
+    """
+    result = flow.run(["run", "--devices", "0,1", flow.write("train.py", source)], timeout=180)
+    assert result.returncode == 1
+    assert re.search(
+        r"duoka: rank 1 of 2 \(.*\) in step 1 has not joined all_reduce 4 at train.py:13; it is in train.py:12, "
+        r"asleep; rank 0 has waited for \d+ s \(the script's own limit\)",
+        result.stderr,
+    ), result.stderr

@@ -28,6 +28,7 @@ TWO = replace(planned(GPUS), target=Target("pack.train", ("--name=a b",), is_mod
         ("RuntimeError: Distributed package doesn't have NCCL built in", "--kind plain"),
         ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "must say gloo"),
         ("AssertionError: Torch not compiled with CUDA enabled", "--devices 0,1"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "`--devices cpu:2` names"),
     ],
 )
 def test_what_to_do_is_told(error: str, words: str) -> None:

@@ -13,6 +13,7 @@ over functions of torch._C that `cards.py` defines; an operator runs the CPU's k
 | SIMULATED_DEVICE=npu | Ascend's cards, which torch gets from an extension, with HCCL; cuda if not set |
 | SIMULATED_MEMORY=16 | GiB of each card, as one process sees it; beyond it CUDA is out of memory |
 | SIMULATED_MACHINE=5eed0000 | eight digits with which the UUIDs of its cards begin: runs on two do not share locks |
+| SIMULATED_FAULT=path | a file that a test writes: a card's number, and the error of all its calls from then on |
 | SIMULATED_COUNTS=path | after each optimizer step, a line of JSON with counts since the last in `path.CARD` |
 | SIMULATED_TRACE=1 | on standard error, the lines of Python that let the host wait, or call a collective |
 | CUDA_VISIBLE_DEVICES (ASCEND_RT_), CUDA_LAUNCH_BLOCKING | as CUDA reads them |

@@ -440,12 +440,19 @@ def after_driver(pynvml: Any) -> None:
     pynvml.nvmlLib = module.Driver(machine)
 
 
+def failed_card() -> int | None:
+    path = Path(os.environ.get("SIMULATED_FAULT", ""))
+    return int(path.read_text().split()[0]) if path.is_file() else None
+
+
 def machine() -> dict[str, Any]:
     """What the driver says, as the variables are now: a warm process has imported pynvml before they were set."""
     memory = int(float(os.environ.get("SIMULATED_MEMORY", 16)) * 2**30)
     name = os.environ.get("SIMULATED_MACHINE", "5eed0000")
 
     def card(number: int) -> dict[str, Any]:
+        if number == failed_card():
+            return {"nvmlDeviceGetHandleByIndex_v2": {"error": 15}}  # it is lost
         return {
             "nvmlDeviceGetUUID": f"GPU-{name}-0000-4000-8000-{number:012x}",
             "nvmlDeviceGetName": NAME,

@@ -11,6 +11,15 @@ using Tensors = std::vector<Tensor>;
 template <class T>
 using Pointer = c10::intrusive_ptr<T>;
 
+// NCCL's time limit: a thread of torch ends the process, whatever that does.
+[[noreturn]] inline void end_by_watchdog() {
+  fprintf(stderr,
+          "[rank?]:[E] Process group watchdog thread terminated with exception: Watchdog caught collective operation "
+          "timeout: WorkNCCL(SeqNum=?, OpType=?) ran for ? milliseconds before timing out. (simulated)\n"
+          "terminate called after throwing an instance of 'c10::DistBackendError'\n");
+  abort();
+}
+
 struct Running final : Pending {
   Pointer<c10d::Work> inner;  // null when it is over
   Tensors inputs, outputs;    // gloo reads and writes their memory until then
@@ -34,7 +43,12 @@ struct Running final : Pending {
     auto of_gloo = std::move(inner);
     auto sent = std::move(inputs), received = std::move(outputs);
     auto call = std::move(after);
-    of_gloo->wait();
+    try {
+      of_gloo->wait();
+    } catch (const std::exception& error) {
+      if (strstr(error.what(), "Timed out")) end_by_watchdog();
+      throw;
+    }
     Below below;
     at::NoGradGuard no_grad;
     if (call) call();

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
@@ -112,6 +113,16 @@ inline std::string
     failed_assert;  // what a kernel said; the next call that waits for the card raises it, and all after that
 inline bool is_assert_known = false;
 
+// A card that has failed: the file SIMULATED_FAULT has its number and the error of every call from then on.
+inline void check_fault() {
+  static const char* path = getenv("SIMULATED_FAULT");
+  if (!path) return;
+  std::ifstream file(path);
+  int card;
+  std::string error;
+  if (file >> card && std::getline(file >> std::ws, error) && std::count(cards().begin(), cards().end(), card))
+    raise(999, error);
+}
 inline void raise_assert() {
   is_assert_known = true;
   raise(710,
@@ -121,6 +132,7 @@ inline void raise_assert() {
 }
 inline void check_process() {
   TORCH_CHECK(!is_in_bad_fork, kRuntime, " error: initialization error (simulated: used before the fork)");
+  check_fault();
   if (is_assert_known) raise_assert();
 }
 

@@ -78,7 +78,7 @@ class ProcessCollectives(Collectives):
         return self._groups[device_type]
 
     def _call_torch(self, call: Callable[[], Any]) -> Any:
-        """Call torch, and convert any RuntimeError of the collective.
+        """Call torch, and convert any RuntimeError of the collective but those of this rank's own device.
 
         Raises:
             TimedOut: another rank did not answer in time.
@@ -86,6 +86,8 @@ class ProcessCollectives(Collectives):
         """
         try:
             return call()
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
             text = str(error).splitlines()[0]
             where = f"in a collective at {user_line()}: {text}"

@@ -5,15 +5,15 @@ Does not import torch and does not start the GPUs' runtime: each worker does tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from duoka.hardware.gpu import Gpu
+from duoka.hardware.gpu import Device, Gpu
 from duoka.hardware.machine import cores
 from duoka.hardware.vendors import TYPES, VENDORS, Vendor
 from duoka.system import environment
 
-__all__ = ["Gpu", "Inventory", "cores", "read", "units"]
+__all__ = ["Gpu", "Inventory", "cores", "problems", "read", "units"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,13 @@ class Inventory:
 def units(gpus: Iterable[Gpu]) -> list[Gpu]:
     """Return the devices that a worker can use: whole GPUs, and the parts of split ones."""
     return [unit for gpu in gpus for unit in (gpu.parts if gpu.is_split else (gpu,))]
+
+
+def problems(devices: Sequence[Device], inventory: Inventory) -> list[str]:
+    """Return for each device what prevents its use, as the driver says; empty if nothing, or it does not answer."""
+    there = {unit.number: unit.problem for unit in units(inventory.gpus)}
+    answers = any(there.get(device.number) == "" for device in devices)
+    return [there.get(device.number, "the driver does not list it any more" * answers) for device in devices]
 
 
 def read(kind: str = "auto") -> Inventory:

@@ -53,7 +53,7 @@ class Limits:
 class Stuck:
     """Some ranks wait in a collective, and others do not join it.
 
-    number: of the collective. seconds: since when they wait. limit: the limit, in seconds.
+    number: of the collective. seconds: since when they wait. limit: the limit, in seconds; 0: the script's own.
     missing: ranks that do not join it; empty if all joined and it does not end.
     mismatch: the different collectives that the ranks called.
     stacks: stack dumps by rank. odd: reasons why a rank's process does not run, by rank.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from duoka.hardware.vendors import NO_GPU
+from duoka.hardware.gpu import Device
+from duoka.hardware.vendors import FAULTS, NO_GPU
 from duoka.planning.plan import Kind, Plan
 from duoka.script.files import STANDARD_INPUT
 
@@ -38,6 +39,10 @@ HINTS = {
     r"DataLoader worker .* killed by signal: Killed": (
         "a loader worker was killed, mostly by the kernel when memory ran out; what helps: fewer DataLoader workers"
     ),
+    FAULTS: (
+        "a kernel failed on this rank's GPU, and the line above may be a later one; `--devices cpu:2` names the line "
+        "if the script is the cause, and `dmesg` has the driver's lines if the GPU is"
+    ),
 }
 
 
@@ -49,6 +54,15 @@ def hints(error: str, plan: Plan, held: Sequence[int] = (), fewer_rows: str = ""
     """
     others = (f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error))
     return memory_hints(error, plan, held, fewer_rows) or [*others][:1]
+
+
+def lost_hints(plan: Plan, problems: Mapping[Device, str]) -> list[str]:
+    """Return a line of advice on devices that have failed. problems: of each, what the driver says of it."""
+    which = ", ".join(f"{device}{f' ({problem})' * bool(problem)}" for device, problem in problems.items())
+    others = ",".join(device.number for device in plan.devices if device not in problems)
+    goes_on = ", as --restarts 1 does" * (plan.kind is not Kind.DISTRIBUTED and plan.machines.count == 1)
+    without = f"; `--devices {others}` goes on without it{goes_on}" if others else ""
+    return [f"  {which} failed, not the script; `dmesg` has the driver's reason (Xid){without}"]
 
 
 def memory_hints(error: str, plan: Plan, held: Sequence[int] = (), fewer_rows: str = "") -> list[str]:

@@ -40,7 +40,7 @@ from duoka.launchers.machines import OtherMachines
 from duoka.launchers.processes import Outputs, Signals, orphan_reaper
 from duoka.launchers.report import ReportContext, other_stacks, report
 from duoka.launchers.restarts import cause, next_plan, with_restarts
-from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abort, judge
+from duoka.launchers.verdict import Verdict, agreed, is_abort, is_consequence, judge, was_too_late
 from duoka.launchers.worker import Attempt, Observer
 from duoka.launchers.workers import WorkerGroup
 from duoka.network.addresses import listen_on
@@ -277,14 +277,15 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
 def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: OtherMachines) -> Stuck | None:
     """Return the hang that ranks themselves noticed: others did not join, or called another collective."""
     failed = [worker for worker in group.workers if worker.failed]
-    if not failed or not all(is_consequence(worker) or is_gloo_abort(worker) for worker in failed):
+    if not failed or not all(is_consequence(worker) or is_abort(worker) for worker in failed):
         return None
-    timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in failed)
-    limits = Limits(0.0 if timed_out else NEVER, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
+    aborted = any(is_abort(worker) and board.read(worker.rank).waiting for worker in failed)
+    limits = Limits(0.0 if aborted or any(map(was_too_late, failed)) else NEVER)
     stuck = find_stuck(board, group.workers, limits, IdleClock(), others.progress())
-    if stuck is None:
+    if stuck is None or (aborted and not (stuck.missing or stuck.mismatch)):
         return None
-    return refine_with_stacks(collect_stacks(replace(stuck, limit=plan.timeout), group), board)
+    limit = 0.0 if plan.kind is Kind.DISTRIBUTED else plan.timeout
+    return refine_with_stacks(collect_stacks(replace(stuck, limit=limit), group), board)
 
 
 def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from duoka.hardware.inventory import read
+from duoka.hardware.vendors import FAULTS
 from duoka.launchers.divergence import divergence
 from duoka.launchers.hangs import Stuck, read_stacks, script_frames, users_line
-from duoka.launchers.hints import hints
+from duoka.launchers.hints import hints, lost_hints
 from duoka.launchers.processes import Outputs, signal_name
-from duoka.launchers.restarts import with_fewer_rows
+from duoka.launchers.restarts import lost_devices, with_fewer_rows
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
 from duoka.planning.plan import Plan
@@ -130,6 +133,10 @@ def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
     plan, ending = scene.plan, verdict.culprits[0].ending
+    may_be_lost = ending is None or ending.consequence or re.search(FAULTS, ending.error)
+    lost = lost_devices(plan, verdict, read) if may_be_lost and plan.devices[0].type != "cpu" else {}
+    if lost:
+        return lost_hints(plan, {plan.devices[place]: problem for place, problem in lost.items()})
     fewer_rows = ratio(with_fewer_rows(plan, verdict)) if plan.weights or plan.measures_rows else ""
     return hints(ending.error, plan, ending.held, fewer_rows) if ending is not None else []
 
@@ -158,7 +165,7 @@ def _died(verdict: Verdict, scene: ReportContext) -> list[str]:
     what = f"{who} ended by {how} ({socket.gethostname()}){scene.progress(first.rank)}"
     frames = [f"  {frame}" for frame in script_frames(read_stacks(first))]
     crash = ["  it was at (innermost first):", *frames] if frames else []
-    return [_headline(what, verdict, scene), *crash, *_log(first, scene)]
+    return [_headline(what, verdict, scene), *crash, *_log(first, scene), *_hints(verdict, scene)]
 
 
 def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
@@ -246,7 +253,8 @@ def _waited(stuck: Stuck, scene: ReportContext) -> str:
     collective = scene.collective(stuck.waiting[0], stuck.number, stuck.text)
     others = [rank for rank in stuck.waiting if rank not in stuck.odd] or list(stuck.waiting)
     waiting = f"{name_ranks(others)} {'has' if len(others) == 1 else 'have'} waited"
-    since = f"{waiting} for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    limit = f"the limit is {stuck.limit:g} s" if stuck.limit else "the script's own limit"
+    since = f"{waiting} for {stuck.seconds:.0f} s ({limit})"
     if not stuck.culprits:
         return f"{collective} did not end: {since}{_missing_elsewhere(stuck, scene)}"
     missing, first = list(stuck.culprits), stuck.culprits[0]

@@ -14,11 +14,11 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from duoka import errors
-from duoka.hardware.inventory import Inventory, units
+from duoka.hardware.inventory import Inventory, problems
 from duoka.launchers.hints import MEMORY
 from duoka.launchers.processes import Signals, signal_name
 from duoka.launchers.verdict import Verdict
@@ -160,7 +160,7 @@ def next_plan(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory], sa
     """
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1 or plan.is_for_one:
         return plan
-    if lost := _lost(plan, verdict, read):
+    if lost := lost_devices(plan, verdict, read):
         return _without(plan, lost, say)
     weights = with_fewer_rows(plan, verdict) if plan.measures_rows else ()
     if weights:
@@ -190,15 +190,12 @@ def part_to_try(error: str) -> float:
     return min(LESS, (free + used + kept) / (used + asked)) if used else LESS
 
 
-def _lost(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory]) -> set[int]:
-    """Return the ranks whose device cannot be used any more."""
-    lost = {worker.rank for worker in verdict.culprits if says(_error(worker), *LOST_GPU)}
-    kind = plan.devices[0].type
+def lost_devices(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory]) -> dict[int, str]:
+    """Return the local ranks whose device cannot be used any more, with what the driver says of it, if anything."""
+    first, kind = plan.ranks.start, plan.devices[0].type
+    lost = {worker.rank - first: "" for worker in verdict.culprits if says(_error(worker), *LOST_GPU)}
     if kind != "cpu":
-        well = {unit.uuid for unit in units(read(kind).gpus) if not unit.problem}
-        # A driver that names none of them does not answer at all.
-        if any(device.uuid in well for device in plan.devices):
-            lost |= {rank for rank, device in enumerate(plan.devices) if device.uuid not in well}
+        lost |= {place: problem for place, problem in enumerate(problems(plan.devices, read(kind))) if problem}
     return lost
 
 
@@ -206,7 +203,7 @@ def _error(worker: Worker) -> str:
     return worker.ending.error if worker.ending is not None else ""
 
 
-def _without(plan: Plan, lost: set[int], say: Callable[[str], None]) -> Plan:
+def _without(plan: Plan, lost: Collection[int], say: Callable[[str], None]) -> Plan:
     left = [rank for rank in range(plan.workers) if rank not in lost]
     if not left:
         return plan

@@ -12,6 +12,7 @@ from typing import Literal
 from duoka.launchers.hangs import Stuck
 from duoka.launchers.worker import UNWRITTEN
 from duoka.launchers.workers import Worker
+from duoka.private.texts import TOO_LATE, says
 
 Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped", "elsewhere"]
 
@@ -66,8 +67,8 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     failed = sorted((worker for worker in workers if worker.failed), key=_ended_at)
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
-    parted = stuck is not None and stuck.mismatch is not None
-    if real := [worker for worker in failed if not is_consequence(worker) and not (parted and is_gloo_abort(worker))]:
+    follows = is_consequence if stuck is None else lambda worker: is_consequence(worker) or is_abort(worker)
+    if real := [worker for worker in failed if not follows(worker)]:
         if _has_no_reader(real[0]):
             return Verdict("agreed", _code(real[0]), culprits=(real[0],))
         return _verdict(real[0], real, failed)
@@ -144,8 +145,17 @@ def is_consequence(worker: Worker) -> bool:
     return worker.ending is not None and worker.ending.consequence
 
 
-def is_gloo_abort(worker: Worker) -> bool:
-    """Return whether gloo aborted it, as it does if a process receives more or fewer bytes than it expects."""
+def was_too_late(worker: Worker) -> bool:
+    """Return whether its error reports that another rank did not join in time."""
+    ending = worker.ending
+    return ending is not None and ending.consequence and (ending.kind == "TimedOut" or says(ending.error, *TOO_LATE))
+
+
+def is_abort(worker: Worker) -> bool:
+    """Return whether a library aborted it.
+
+    Gloo does if a process receives more or fewer bytes than it expects, and those of GPUs at their time limit.
+    """
     return worker.ending is None and worker.status == -signal.SIGABRT
 
 

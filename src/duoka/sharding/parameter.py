@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.errors import Refused
-from duoka.hardware.vendors import TYPES
 from duoka.private.torch import (
     TYPES_AGREE,
     TYPES_IN_ONE_CALL,
@@ -103,10 +102,10 @@ class Sharded(BatchTensor):
         # Offloaded shards are in the host's memory, but the script must see the device to which it moved the model.
         asked = asked_device(func, args, kwargs)
         out = _call(func, args, kwargs, parameters)
-        if isinstance(out, BatchTensor):
-            out._asked = asked
-            return out
         device = blocks.device_of(parameters[0]._rows) if asked is None else asked
+        if isinstance(out, BatchTensor):
+            out._shown_device = device
+            return out
         return tree_map_only(Tensor, lambda leaf: leaf if isinstance(leaf, BatchTensor) else leaf.to(device), out)
 
     @property
@@ -130,9 +129,9 @@ class Sharded(BatchTensor):
     def _set_data(self, value: Tensor) -> None:
         """Set `p.data = value`."""
         view = self._spec.view
-        asked = value.__dict__.pop("_asked", None) if isinstance(value, BatchTensor) else value.device
-        if asked is not None:
-            self._block.blocks.compute_on(asked)
+        shown = value._shown_device if isinstance(value, BatchTensor) else value.device
+        if shown is not None:
+            self._block.blocks.compute_on(shown)
         dim = shard_dimension(value, view.ranks.world_size)
         if dim is None:
             raise Refused(
@@ -154,14 +153,6 @@ class Sharded(BatchTensor):
         leaf = BatchTensor(self._rows, spec)
         _replace_contents(self, leaf)
         self._block.replace(self._index, leaf)
-
-
-def _is_on(kind: str) -> property:
-    return property(lambda self: self.device.type == kind)
-
-
-for _kind in TYPES:  # the rows of an offloaded parameter are elsewhere
-    setattr(Sharded, f"is_{_kind}", _is_on(_kind))
 
 
 _data: Any = Tensor.data

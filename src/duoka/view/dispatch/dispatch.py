@@ -73,17 +73,37 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return dispatch(func, args, kwargs) if batches_in(gathered) else func(*args, **kwargs)
     if view.of_parameters:
         view.written += may_write(func, kwargs)
-        asked = None if view.device is None else asked_device(func, args, kwargs)
-        if view.device is not None and asked not in (None, view.device):
-            func, args, kwargs = staying(func, args, kwargs, view.device)
-            call = DescribedCall(func, args, kwargs)
-        elif asked is not None and view.computes_on not in (None, asked):
-            return on_host(_replay_or_run(func, args, kwargs, call))
-        if view.computes_on is not None and reads_beside(view.computes_on, func, args, kwargs):
-            with view.gathering_on(view.computes_on):
-                return compute_whole(func, args, kwargs)
+        if view.device is not None:
+            return _with_rows_on_host(func, args, kwargs, call, view)
     if view.shares.several and type(first) is not MultiShareBatch:
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
+    return _run_as_all_ranks(func, args, kwargs, call, view)
+
+
+def _with_rows_on_host(
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall, view: View
+) -> Any:
+    """Make a call with offloaded rows: they stay, and the result's device is that which the script sees of them."""
+    assert view.device is not None
+    asked, shown = asked_device(func, args, kwargs), call.batches[0]._shown_device
+    if asked not in (None, view.device):
+        func, args, kwargs = staying(func, args, kwargs, view.device)
+        call, shown = DescribedCall(func, args, kwargs), asked
+    elif asked is not None and view.computes_on not in (None, asked):
+        return on_host(_replay_or_run(func, args, kwargs, call))
+    if view.computes_on is not None and reads_beside(view.computes_on, func, args, kwargs):
+        with view.gathering_on(view.computes_on):
+            return compute_whole(func, args, kwargs)
+    out = _run_as_all_ranks(func, args, kwargs, call, view)
+    for batch in batches_in(out):
+        batch._shown_device = shown
+    return out
+
+
+def _run_as_all_ranks(
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall, view: View
+) -> Any:
+    """Make a call by its rule on all ranks, or whole on all if it fails for the rows of one."""
     try:
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches, kwargs):
             agreed = view.shares.processes.run_or_fall_back

@@ -53,12 +53,12 @@ FAMILIES = (
 def install() -> None:
     """Install the rules in BatchTensor."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
-    once_for_all_shares = facts.ONCE_FOR_ALL_SHARES | gradients.ONCE_FOR_ALL_SHARES | shapes.ONCE_FOR_ALL_SHARES
+    once = {rule for family in (facts, gradients, lists, shapes) for rule in family.ONCE_FOR_ALL_SHARES}
     draws = {*randomness.RULES.values(), *attention.RULES.values(), recurrent.layers}
     unrecorded = {*facts.RULES.values(), *gradients.RULES.values()}
     views = {*shapes.RULES.values(), indexing.getitem, pointwise.contiguous, facts.data}
     models = products, batch_norm, attention, recurrent, losses
     computes = {rule for family in models for rule in family.RULES.values()}
-    sets = once_for_all_shares, draws, unrecorded, views, computes
+    sets = once, draws, unrecorded, views, computes
     BatchTensor.traits = {rule: Traits(*(rule in of for of in sets)) for rule in BatchTensor.rules.values()}
     native.install()

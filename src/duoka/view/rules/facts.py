@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
-    "shape ndim dtype device layout itemsize nbytes is_cpu is_meta is_sparse is_quantized "
-    "names is_nested is_sparse_csr is_ipu is_maia is_mkldnn is_mtia is_vulkan is_xla "
-    + " ".join(f"is_{name}" for name in TYPES)
+    "shape ndim dtype layout itemsize nbytes is_meta is_sparse is_quantized "
+    "names is_nested is_sparse_csr is_ipu is_maia is_mkldnn is_mtia is_vulkan is_xla"
 )
+DEVICE = "get_device"
+DEVICE_GETTERS = "device is_cpu " + " ".join(f"is_{name}" for name in TYPES)
 LOCAL = """
-retain_grad get_device is_inference is_conj is_neg is_signed is_pinned type is_shared record_stream _is_view
+retain_grad is_inference is_conj is_neg is_signed is_pinned type is_shared record_stream _is_view
 """
 LAYOUT = "stride is_contiguous dim_order"
 NEW = "new new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
@@ -47,11 +48,16 @@ def global_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         return func(*args, **kwargs)
 
 
+def of_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Query the device that the script sees: rows of an offloaded parameter are elsewhere."""
+    return func(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
+
+
 def local_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Query this rank's rows, for properties that are equal on all ranks."""
     if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a query
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
-    return func(args[0]._local, *args[1:], **kwargs)
+    return of_device(func, args, kwargs) if func is Tensor.type else func(args[0]._local, *args[1:], **kwargs)
 
 
 def layout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,7 +160,7 @@ def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.new_zeros(sizes)` and similar: a replicated tensor of x's type and device."""
     if batches_in((args[1:], kwargs)):
         return NotImplemented
-    return func(args[0]._local.detach(), *args[1:], **kwargs)
+    return func(args[0]._local.detach(), *args[1:], **{"device": args[0]._shown_device, **kwargs})
 
 
 def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,12 +192,16 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, layout, deepcopy, is_same_size, is_tensor})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset(
+    {global_property, of_device, layout, deepcopy, is_same_size, is_tensor}
+)
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), global_property),
     **dict.fromkeys(getters(GLOBAL_GETTERS), global_property),
+    **dict.fromkeys(functions(DEVICE), of_device),
+    **dict.fromkeys(getters(DEVICE_GETTERS), of_device),
     **dict.fromkeys(functions(LOCAL), local_property),
     **dict.fromkeys(functions(LAYOUT), layout),
     Tensor.storage_offset: storage_offset,

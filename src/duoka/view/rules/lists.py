@@ -13,7 +13,7 @@ from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions
 from duoka.view.copies import wait_for_copies
 from duoka.view.rules.lookup import Function, align, localise
 from duoka.view.rules.norms import whole_norms
-from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, Rule, batches_in
 
 
 def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,17 +60,18 @@ def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Unscale gradients for GradScaler; one that is not finite on any rank is reported on all."""
     gradients, found_inf, scale = args
     batches = [gradient for gradient in gradients if isinstance(gradient, BatchTensor)]
-    if not batches or kwargs or any(isinstance(gradient, BatchTensor) for gradient in (found_inf, scale)):
+    if kwargs or any(isinstance(value, BatchTensor) for value in (found_inf, scale)):
         return NotImplemented
-    view = batches[0]._spec.view
-    if found_inf.is_cpu:
-        wait_for_copies(view.computes_on)
-    func(
-        [gradient._local if isinstance(gradient, BatchTensor) else gradient for gradient in gradients],
-        found_inf,
-        scale,
-    )
-    view.ranks.all_reduce(found_inf, ReduceOp.MAX)
+    if any(isinstance(gradient, MultiShareBatch) for gradient in batches):
+        return NotImplemented
+    rows = [batch._local for batch in batches]
+    if whole := [gradient for gradient in gradients if not isinstance(gradient, BatchTensor)]:
+        func(whole, found_inf, scale)
+    found = found_inf.to(rows[0].device)  # a copy where these are offloaded
+    func(rows, found, scale.to(rows[0].device))
+    batches[0]._spec.view.ranks.all_reduce(found, ReduceOp.MAX)
+    if found is not found_inf:
+        found_inf.copy_(found)
     return None
 
 
@@ -111,12 +112,16 @@ def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     by_identity: dict[int, Tensor] = {}
     for batches in together.values():
         totals = whole_norms(batches, order, dtype)
+        if totals is not None and batches[0].device != totals[0].device:  # of offloaded gradients
+            totals = [*torch.stack(totals).to(batches[0].device).unbind()]
         by_identity.update({} if totals is None else zip(map(id, batches), totals, strict=True))
     return tuple(
         by_identity[id(tensor)] if id(tensor) in by_identity else torch.linalg.vector_norm(tensor, order, dtype=dtype)
         for tensor in args[0]
     )
 
+
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({unscale})  # which writes to tensors that have no copies
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions_of_lists("max norm"), one_by_one),

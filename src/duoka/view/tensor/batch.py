@@ -55,7 +55,7 @@ class BatchTensor(Tensor):
     _meta: Meta
     _cached: Any = None  # a gathered copy (dispatch/cached.py)
     _range: Any = None  # that its values are known to be in (dispatch/failing.py)
-    _asked: torch.device | None = None  # to which the script has moved an offloaded parameter, of which this is
+    _shown_device: torch.device | None = None  # of an offloaded parameter: that to which the script has moved it
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
     traits: ClassVar[Mapping[Rule, Traits]] = {}
     dispatch: ClassVar[Callable[..., Any]]
@@ -170,7 +170,7 @@ class BatchTensor(Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self._shares[0]._rows.device
+        return self._shown_device or self._shares[0]._rows.device
 
     @property
     def is_nested(self) -> bool:  # type: ignore[override]
