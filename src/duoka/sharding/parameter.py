@@ -100,7 +100,7 @@ class Sharded(BatchTensor):
         if blocks.view.device is None:
             return _call(func, args, kwargs, parameters)
         # Offloaded shards are in the host's memory, but the script must see the device to which it moved the model.
-        asked = asked_device(func, args, kwargs)
+        asked = asked_device(BatchTensor.known(func), args, kwargs)
         out = _call(func, args, kwargs, parameters)
         device = blocks.device_of(parameters[0]._rows) if asked is None else asked
         if isinstance(out, BatchTensor):
