@@ -70,6 +70,11 @@ LAYOUTS = {
     "strides of a view by a tensor's number": on(
         "(2, 3, 2)", "y = x.transpose(0, 1)[torch.tensor(1)]", "print(y.stride())", "y.contiguous().fill_(5)"
     ),
+    "a model's input with gaps between its rows": on(
+        "(3, 4, 4)",
+        "print(net(x.transpose(0, 2).contiguous().transpose(0, 2)[:2]).tolist())",
+        header=("torch.manual_seed(0)", "net = nn.Linear(4, 2)"),
+    ),
     "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
     "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "y.name = 1", "print(y is x, hasattr(x, 'name'))"),
     "itself": on(

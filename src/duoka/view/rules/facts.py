@@ -140,7 +140,7 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         batch._local.data = value._local
         batch._meta = value._meta  # its strides may be others
     else:
-        strides = value.stride()
+        strides = batch._spec.strides_of(value)
         rows = laid_out(batch._spec.local_rows(value).clone(), batch._spec.local_strides(strides))
         batch._local.data = rows
         batch._meta = Meta.of(rows, batch._spec, strides)

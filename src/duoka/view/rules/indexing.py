@@ -242,7 +242,8 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
             # What is garbage may have been collected on another rank only.
             if spec.view.shares.processes.is_true_anywhere(_is_shared(plain)):
                 return False
-            strides, placement = plain.stride(), spec.at(dim)
+            placement = spec.at(dim)
+            strides = placement.strides_of(plain)
             rows = laid_out(placement.local_rows(plain).clone(), placement.local_strides(strides))
             torch.utils.swap_tensors(plain, BatchTensor(rows, placement, strides))
             return True

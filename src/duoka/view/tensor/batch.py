@@ -132,7 +132,7 @@ class BatchTensor(Tensor):
         def share(index: int) -> BatchTensor:
             sibling = view.siblings[index]
             spec = Spec(sibling, sibling.partition(full.shape[dim]), dim)
-            strides = full.stride()
+            strides = spec.strides_of(full)
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
             # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
             rows, local_strides = spec.local_rows(full), spec.local_strides(strides)

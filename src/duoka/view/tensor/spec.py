@@ -66,6 +66,18 @@ class Spec:
         """Return the strides of this rank's rows of a batch with these strides."""
         return local_strides(strides, self.dim, self.inner, self.partition.n, self.partition.rows)
 
+    def strides_of(self, full: Tensor) -> Strides:
+        """Return the strides of the batch that a replicated tensor becomes: its own, or those of a dense copy.
+
+        Where a distance is no multiple of that of all samples (`x[:, :2].T` of three columns), rows that are cut out
+        of its memory would overlap.
+        """
+        strides, samples = full.stride(), full.stride(self.dim) * self.partition.n
+        distances = [stride for size, stride in zip(full.shape, strides, strict=True) if size > 1]
+        if samples == 0 or all(distance < samples or distance % samples == 0 for distance in distances):
+            return strides
+        return torch.empty_like(full, device="meta").stride()
+
     def global_strides(self, local: Tensor, shape: Sequence[int]) -> Strides:
         """Return the strides of the batch, of global `shape`, that follow from those of this rank's rows."""
         if self.local_size <= 1 and local.is_contiguous():
