@@ -34,6 +34,15 @@ class Draws:
         dtype = self.pick(["float64", "float64", "float32"])
         return f"torch.manual_seed({self.number(0, 99)}); torch.set_default_dtype(torch.{dtype})"
 
+    def insert(self, body: list[str], options: Sequence[str], count: int) -> None:
+        """Insert `count` of the options anywhere in a body; parts of one, separated by "|", in this order."""
+        for _ in range(count):
+            place = 0
+            for statement in self.pick(options).split(" | "):
+                place = self.number(place, len(body))
+                body.insert(place, statement)
+                place += 1
+
     def shuffled(self, values: Sequence[T]) -> list[T]:
         return self._random.sample(values, len(values))
 

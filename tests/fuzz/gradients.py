@@ -241,6 +241,56 @@ LOSSES = (
 )
 
 FIRST = ("{0} @ w", "F.linear({0}, w, v)", "{0} * v", "({0} @ w).tanh() * u")
+# Values read between other statements; {0}: as above.
+READS = (
+    *(
+        "print({0}.sum().item())",
+        "print({0}.tolist())",
+        "print({0}[0].tolist())",
+        "print({0}.detach().numpy().sum())",
+    ),
+    *("print(len({0}), [len(row) for row in {0}])", "print(w.grad)", "print('mean', float({0}.mean()), {0}.dtype)"),
+    *("if {0}.sum() > 0: print('positive')", "print(bool(({0} > 0).any()), {0}.argmax().item())"),
+    *("if {0}.mean() > 1: continue", "print(float(w.norm()), w[0].tolist())", "sums.append({0}.sum().item())"),
+    *("sums.append({0}.mean()); print(torch.stack(sums[-2:]).sum().item())", "print(sum(sums))"),
+)
+# Writes through views without a name; what a function has saved before is not written to.
+THROUGH = (
+    *(
+        "{0}[:, 0].mul_(0.5)",
+        "{0}.view(-1)[::2].zero_()",
+        "{0}.t()[0].add_(1)",
+        "{0}[0].fill_(0.1)",
+        "{0}[-1][0] = 1.0",
+    ),
+    *("{0}.flatten()[1:3] += 1", "{0}.transpose(0, 1)[1:].neg_()", "{0}.unsqueeze(0)[0, 1].tanh_()"),
+    *("{0}[:2].copy_({0}[-2:].detach().clone())", "{0}.unbind(1)[0].mul_(u)", "{0}.chunk(2)[0].sub_(v)"),
+    *("{0}.detach()[0] = 0.5", "{0}.data[:, 1] *= 2", "{0}.detach().numpy()[0] += 1", "{0}.data[0].mul_(3)"),
+    *("{0}.select(-1, 0).add_({0}.sum().detach())", "for row in {0}.data: row += 0.1", "{0}.diagonal().zero_()"),
+)
+LEAVES = (  # writes to leaves, and to their gradients
+    *("with torch.no_grad(): w[0].mul_(0.5)", "w.data[:, 0] = 0.1", "w.data.view(-1)[1:].mul_(0.9)"),
+    *("with torch.no_grad(): w.t()[1].add_(v)", "w.detach()[0] *= 0.5", "v.data = v.data.flip(0)"),
+    *("if w.grad is not None: w.grad[0].zero_()", "if v.grad is not None: v.grad.data.mul_(2)"),
+    *(
+        "w.grad = None",
+        "w.grad = torch.ones_like(w)",
+        "w.requires_grad_(step % 2 == 0)",
+        "v.grad = v.detach().clone()",
+    ),
+    *("with torch.no_grad(): w.diagonal().fill_(1)", "w.data.numpy()[0] = 0.2", "sums.clear()"),
+)
+FAILS = (  # statements that raise; the script goes on
+    *(
+        "{0} @ {0}.flatten()[:2]",
+        "{0} + torch.ones(7, 13)",
+        "{0}.view(17)",
+        "{0}[:, 99]",
+        "torch.cat([{0}, w[:1, :1]])",
+    ),
+    *("F.cross_entropy({0}.flatten(1), torch.full((len(x),), 99))", "w.add_(1)", "{0}.sum().item().shape"),
+    *("F.linear({0}, w[:, 1:])", "{0}.backward()", "{0}.detach().sum().backward()", "{0}.numpy()"),
+)
 LEAF_HOOKS = (
     "register_hook(lambda g: g * 2)",
     "register_hook(lambda g: g.clamp(-1, 1))",
@@ -255,6 +305,7 @@ class Gradients:
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
         self.space: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint, "step": 0}
+        self.space["print"] = lambda *values: None
         self.batches = ["x"]
         self.body: list[str] = []
         self.watched: list[str] = []  # leaves that are batches
@@ -272,13 +323,14 @@ class Gradients:
             f"labels = torch.randint({CLASSES}, ({total},))",
             f"w, v, u = torch.randn({size}, {size}) / 2, torch.randn({size}), torch.rand(1)",
             "for p in (w, v, u): p.requires_grad_()",
+            "sums = []",
         ]
         header += [one.strip("\n") for one in FUNCTIONS.split("\n\n")]
         if draws.chance(15):
             header.append(f"{draws.pick('wvu')}.{draws.pick(LEAF_HOOKS)}")
         for statement in header:
             exec(statement, self.space)
-        functions = header[6 : 6 + FUNCTIONS.count("class ")]
+        functions = header[7 : 7 + FUNCTIONS.count("class ")]
         self.space["x"], self.space["y"] = self.space["data"][:rows].clone(), self.space["labels"][:rows]
         if draws.chance(70):
             self.body.append("w.grad = v.grad = u.grad = None")
@@ -312,7 +364,7 @@ class Gradients:
 
     def _say(self, statement: str) -> bool:
         """Add a statement, if it runs on one device."""
-        if self._run(statement):
+        if self._run(statement.replace("continue", "pass")):
             self.body.append(statement)
             return True
         return False
@@ -351,7 +403,23 @@ class Gradients:
     def _statement(self) -> None:
         draws = self.draws
         kind = draws.pick(
-            ["within"] * 3 + ["across"] * 2 + ["either"] * 2 + ["hook", "write", "no_grad", "part", "warm"]
+            ["within"] * 3
+            + ["across"] * 2
+            + ["either"] * 2
+            + [
+                "hook",
+                "write",
+                "no_grad",
+                "part",
+                "warm",
+                "read",
+                "read",
+                "through",
+                "leaf",
+                "fails",
+                "drop",
+                "early",
+            ]
         )
         name = draws.pick("habc")
         if kind in ("within", "across"):
@@ -416,6 +484,25 @@ class Gradients:
                 and self.space[name].ndim > 1
             ):
                 self.batches.append(name)
+        elif kind == "read":
+            self._say(draws.pick(READS).replace("{0}", draws.pick(self.batches)))
+        elif kind == "through":
+            one = draws.pick(self.batches)
+            if one not in self.watched and self._say(f"{one} = {one}.clone()"):
+                for _ in range(draws.number(1, 2)):
+                    self._say(draws.pick(THROUGH).replace("{0}", one))
+        elif kind == "leaf":
+            self._say(draws.pick(LEAVES))
+        elif kind == "fails":
+            self.body.append(draws.pick(FAILS).replace("{0}", draws.pick(self.batches)))
+        elif kind == "drop":
+            name = draws.pick(self.batches)
+            if name != "x" and name not in self.watched and self._say(f"del {name}"):
+                self.batches.remove(name)
+        elif kind == "early":  # a backward pass before the others
+            found = self._expression(LOSSES)
+            if found is not None:
+                self._say(f"({found[0]}).backward(retain_graph=True)")
         else:
             found = self._expression(WITHIN)
             if found is not None:

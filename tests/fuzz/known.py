@@ -432,6 +432,18 @@ OTHERS = {
         "loaded = torch.load(buffer); loaded['x'].zero_(); print(loaded, loaded['views'][1].stride())",
         header=("import io",),
     ),
+    "a loss in a function that is computed again": on(
+        "(6, 3)",
+        "checkpoint(lambda h: F.cross_entropy(net(h), x.argmax(1)), x, use_reentrant=False).backward()",
+        "print(net.weight.grad.tolist())",
+        header=("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.Linear(3, 3)"),
+    ),
+    "parameters in a batch's memory": on(
+        "(6, 4)",
+        "weight = nn.Parameter(x); weight.data.mul_(2); print(x.tolist())",
+        "x.add_(1); print(weight.tolist())",
+        "row = nn.Parameter(x[0]); row.data.zero_(); print(x.tolist())",
+    ),
     "a write through data to what autograd has saved": on(
         "(6, 3)",
         "for function in (lambda h: torch.cdist(h, h), lambda h: h @ h.t(), lambda h: h.cumprod(0)):\n"
@@ -510,5 +522,40 @@ SHARDED = {
             "net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)); net[1].weight = net[0].weight",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
         ),
+    ),
+    "parameters in a parameter's memory": on(
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()",
+        "tied = nn.Parameter(net.weight.detach()); tied.data.mul_(0.9); print(net.weight.tolist(), net(x).tolist())",
+        "with torch.no_grad(): net.weight.add_(1)",
+        "print(tied.tolist())",
+        "other = nn.Linear(3, 4); other.weight = nn.Parameter(net.weight)",
+        "other(x).sum().backward()",
+        "with torch.no_grad(): other.weight -= other.weight.grad",
+        "print(net.weight.tolist(), other(x).tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 4)",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
+    "gradients zeroed after a backward pass that failed": on(
+        "(6, 3)",
+        "h = net[1](net[0](x)); out = net[2](h).square().mean(); h.mul_(2); out.backward()",
+        "optimizer.zero_grad(set_to_none=step % 2 == 0)",
+        "net(x).square().mean().backward(); optimizer.step()",
+        "x.sum().backward()",
+        "optimizer.step(); print(net.state_dict())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
+    "a norm's weight written through data before the backward pass": on(
+        "(6, 3)",
+        "net.zero_grad(); loss = net(x).square().mean(); net[1].weight.data.add_(0.5); loss.backward()",
+        "print(net[0].weight.grad.tolist())",
+        header=("torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))",),
     ),
 }

@@ -240,6 +240,64 @@ CHANGES = (
         "net.head.weight = nn.Parameter(net.head.weight.detach() * 0.5)",
     ),
 )
+# What happens anywhere in a step, in this order; where it fails, the script goes on.
+BETWEEN = (
+    *("print('mean', x.mean().item(), len(x), x[0].tolist())", "if x.sum() > 6: continue", "if step == 4: break"),
+    *(
+        "print(net.head.weight.sum().item(), net.head.bias[0].item())",
+        "print([p.grad is None for p in net.parameters()])",
+    ),
+    *("net.head.weight.data[0].mul_(0.5)", "with torch.no_grad(): net.head.weight.t()[1:].add_(0.1)"),
+    *(
+        "net.head.weight.detach()[1] = 0.1",
+        "net.head.bias.data.numpy()[0] = 0.3",
+        "net.state_dict()['head.bias'].zero_()",
+    ),
+    *("for b in net.buffers(): b.view(-1)[:1].zero_()", "for b in net.buffers(): print(b.sum().item())"),
+    *("if net.head.weight.grad is not None: net.head.weight.grad[0].zero_()", "net.head.weight.grad = None"),
+    *(
+        "row = net.head.weight.data[0] | row.mul_(0.9) | print(row.tolist())",
+        "row = net.head.weight.data[0] | del row",
+        "del kept",
+    ),
+    *(
+        "row = x[0] | row.mul_(2) | print(row.tolist())",
+        "rows = list(x) | del rows[1:] | rows[0].zero_()",
+        "array = x.numpy() | array[1] = 0",
+    ),
+    *("part = x[:, :2]; part.mul_(0.5); del part", "x.view(-1)[::3].zero_()", "x[1:].neg_()", "x.numpy()[0] += 1"),
+    *("net(x[:, :3])", "net(x.sum(1))", "net.head(x @ torch.ones(3, 3))", "net.load_state_dict({'nothing': x})"),
+    *(
+        "h = net.head(x) | h[:, 0].mul_(2) | print(h.sum().item())",
+        "h = net.head(x) | h.detach()[0].zero_() | del h | print(net.head(x))",
+    ),
+    *("average = copy.deepcopy(net) if step == 1 else average", "print('average', average(x))"),
+    *(
+        "with torch.no_grad():\n"
+        "    for a, b in zip(average.state_dict().values(), net.state_dict().values()):\n"
+        "        a.copy_(0.5 * a + 0.5 * b if a.is_floating_point() else b)",
+        "net.load_state_dict(average.state_dict())",
+        "net.load_state_dict({n: v * 0.9 for n, v in net.state_dict().items()})",
+    ),
+    *(
+        "other.weight = net.head.weight | print('other', other(x))",
+        "loss = loss + other(x).mean()",
+        "net.head = other if step == 3 else net.head",
+    ),
+    *(
+        "net.head.weight = other.weight | other.weight.data.add_(0.1)",
+        "print(other.weight.data_ptr() == net.head.weight.data_ptr())",
+    ),
+    *(
+        "tied = nn.Parameter(net.head.weight.detach()) | tied.data.mul_(0.9) | print(tied)",
+        "print(net.head.weight.tolist())",
+    ),
+    *(
+        "loss = loss + other(x).square().mean()",
+        "optimizer.add_param_group({'params': other.parameters()}) if step == 1 else None",
+    ),
+    *("net.head.requires_grad_(False)", "net.head.requires_grad_(True)", "other.requires_grad_(step % 2 == 0)"),
+)
 OBSERVED = (
     "print('state', {n: b for n, b in net.named_buffers()})",
     "print('weight', net.head.weight, net.head.bias)",
@@ -275,6 +333,7 @@ class Modules:
             "net = Net()",
             f"optimizer = torch.optim.SGD(net.parameters(), lr={rate})",
             "kept = copy.deepcopy(net.state_dict())",
+            "average, other = copy.deepcopy(net), nn.Linear(4, 3)",
         ]
         body = []
         for _ in range(draws.number(0, 4)):
@@ -296,6 +355,7 @@ class Modules:
         body.append("optimizer.step()")
         if draws.chance(20):
             body.append(draws.pick(CHANGES).replace("{k}", str(draws.number(0, len(layers) - 1))))
+        draws.insert(body, BETWEEN, draws.pick([0, 0, 1, 2, 3]))
         body += OBSERVED
         loop = f"for step, (x, y) in enumerate(DataLoader(TensorDataset(data, labels), batch_size={rows})):"
         end = ("print('end', net.state_dict())", "net.eval()", "with torch.no_grad(): print(net(data[:4]))")

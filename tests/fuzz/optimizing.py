@@ -150,6 +150,72 @@ WEIGHTS = (
         "print('count', sum(p.numel() for p in net.parameters()))",
     ),
 )
+# Anywhere in a step, in this order; where it fails, the script goes on.
+BETWEEN = (
+    *("print('mean', x.mean().item(), len(x), x[0].tolist())", "if x.sum() > 4: continue", "if step == 4: break"),
+    *(
+        "if loss > 1.5: continue",
+        "if loss.item() < 0.9: break",
+        "losses.append(loss.item()); print(sum(losses) / len(losses))",
+    ),
+    *(
+        "losses.append(loss.detach()); print(torch.stack(losses[-2:]).mean().item())",
+        "best = min(best, loss.item()); print(best)",
+    ),
+    *("if loss < best: best, kept = loss.detach(), copy.deepcopy(net.state_dict())", "net.load_state_dict(kept)"),
+    *("net[0].weight.data[0].mul_(0.5)", "with torch.no_grad(): net[0].weight.t()[1:].add_(0.1)"),
+    *(
+        "row = net[0].weight.data[0] | row.mul_(0.9) | print(row.tolist())",
+        "row = net[0].weight.data[0] | del row",
+        "del kept",
+        "del loss",
+    ),
+    *(
+        "net[0].weight.grad[0].zero_()",
+        "net[2].weight.grad.t()[1].mul_(2)",
+        "grad = net[0].weight.grad | print(grad)",
+    ),
+    *(
+        "grad = net[0].weight.grad | grad.view(-1)[0] = 0.5",
+        "grad = net[2].weight.grad | grad.mul_(0) | del grad",
+        "net[2].weight.grad = net[2].weight.grad.clone()",
+    ),
+    *("net[2].weight.grad = None", "net.zero_grad()", "net.zero_grad(set_to_none=False)", "optimizer.zero_grad()"),
+    *("for s in optimizer.state.values():\n    for v in s.values(): v.view(-1)[:1].zero_()",),
+    *("for s in optimizer.state.values(): print([v.sum().item() for v in s.values() if v.ndim])",),
+    *("for s in optimizer.state.values():\n    for v in s.values(): v.mul_(0.5) if v.ndim else None",),
+    *("net(x[:, :3])", "net(x.sum(1))", "F.cross_entropy(net(x), y + 3)", "optimizer.load_state_dict({})"),
+    *("net(x).mean().backward()", "net(x).square().backward()", "loss.backward()", "free.sum().backward()"),
+    *(
+        "buffer = io.BytesIO(); torch.save([net.state_dict(), optimizer.state_dict()], buffer)"
+        " | buffer.seek(0); net.load_state_dict(torch.load(buffer)[0])"
+        " | buffer.seek(0); optimizer.load_state_dict(torch.load(buffer)[1])",
+        "saved = optimizer.state_dict() | optimizer.load_state_dict(saved)",
+        "saved = copy.deepcopy(optimizer.state_dict()) | optimizer.load_state_dict(saved)",
+    ),
+    *(
+        "net[2].weight.register_hook(lambda g: g * 2) if step == 1 else None",
+        "net[0].weight.register_hook(lambda g: g.clamp(-.1, .1)) if step == 2 else None",
+    ),
+    *("print('steps', [s.get('step') for s in optimizer.state.values()])", "net[2].bias = net[2].bias"),
+    *(
+        "tied = nn.Parameter(net[2].weight.detach()); tied.data.mul_(0.9)",
+        "net[0].weight, average[0].weight = average[0].weight, net[0].weight",
+    ),
+    *("optimizer.param_groups[0]['params'][0].data.mul_(0.9)", "optimizer.param_groups[0]['weight_decay'] = 0.1"),
+    *("for p in net.parameters(): p.requires_grad_(not p.requires_grad)", "net.requires_grad_(True)"),
+    *(
+        "with torch.no_grad(): loss = F.cross_entropy(net(x), y)",
+        "optimizer.step()",
+        "del optimizer.state[net[0].weight]",
+    ),
+    *("print('grads', [None if p.grad is None else p.grad.norm().item() for p in net.parameters()])",),
+    *(
+        "torch._foreach_mul_([p.grad for p in net.parameters()], 0.5)",
+        "torch._foreach_add_([p.data for p in net.parameters()], 0.01)",
+    ),
+    *("with torch.no_grad(): torch._foreach_lerp_(list(average.parameters()), list(net.parameters()), 0.1)",),
+)
 LOSSES = (
     *("F.cross_entropy({out}, y)",) * 3,
     "F.cross_entropy({out}, y) + 0.01 * sum(p.square().sum() for p in net.parameters())",
@@ -177,7 +243,7 @@ class Optimizing:
         total = STEPS * rows - draws.pick([0, 0, 0, rows - 1, 1])
         optimizer = draws.pick(OPTIMIZERS).replace("{p}", draws.pick(GROUPS))
         header = [
-            "import copy",
+            "import copy, io",
             draws.preamble(),
             f"data, labels = torch.randn({total}, 4), torch.randint(3, ({total},))",
             f"net = {draws.pick(NETS)}",
@@ -185,6 +251,7 @@ class Optimizing:
             "average = copy.deepcopy(net).requires_grad_(False)",
             "swa = torch.optim.swa_utils.AveragedModel(net)",
             f"optimizer = torch.optim.{optimizer}",
+            "losses, backup, best, kept = [], [], 9.0, copy.deepcopy(net.state_dict())",
         ]
         schedule = draws.pick(["", draws.pick(SCHEDULES)])
         if schedule:
@@ -211,6 +278,7 @@ class Optimizing:
             body.append("net.eval(); print('evaluated', net(x).argmax(1)); net.train()")
         if draws.chance(15):
             body = ["x = x.t().contiguous().t() if step % 2 else x", *body]
+        draws.insert(body, BETWEEN, draws.pick([0, 0, 1, 2, 3]))
         body.append("print('weights', net.state_dict())")
         loop = f"for step, (x, y) in enumerate(DataLoader(TensorDataset(data, labels), batch_size={rows})):"
         end = (

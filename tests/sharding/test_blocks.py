@@ -234,3 +234,24 @@ def test_a_model_that_one_rank_deletes_earlier() -> None:
 
     (_, one), (_, two) = on_two(work)
     assert one == two == pytest.approx(net()(inputs()).sum().item())
+
+
+def test_a_gradient_of_which_a_pass_has_added_an_unknown_part_is_refused() -> None:
+    def work(ranks: ProcessCollectives) -> None:
+        model = net()
+        sharding = sharded(ranks, model)
+        model(inputs()).sum().backward()
+        hidden = model[:2](inputs())
+        out = model[2:](hidden).sum()
+        hidden.mul_(2)
+        with pytest.raises(RuntimeError, match="inplace"), sharding.deferring():
+            out.backward()
+        weight, other = model[0][0].weight, model[4][0].weight
+        with pytest.raises(Refused, match="failed"):
+            print(weight.grad)
+        weight.grad = None
+        assert weight.grad is None
+        model.zero_grad()
+        assert other.grad is None
+
+    on_two(work)

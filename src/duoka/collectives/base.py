@@ -14,6 +14,7 @@ from torch.distributed import ReduceOp
 from duoka.collectives.stream_waits import StreamWaits
 from duoka.errors import DuokaError
 from duoka.network.keys import Key, sign_object, verify_object
+from duoka.private.torch import StopRecomputation
 from duoka.supervision.status_board import StatusSlot
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class Collectives(ABC):
             if self._agreeing:
                 self._agree(False)
             return out
-        except DuokaError:  # raised on every rank
+        except (DuokaError, StopRecomputation):  # raised on every rank
             raise
         except Exception:
             if not self._agreeing:  # the ranks have compared already

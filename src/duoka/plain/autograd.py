@@ -7,6 +7,7 @@ The mean over ranks is the whole one (view/shares/differentiable.py); it is take
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -35,8 +36,10 @@ def install(session: Session) -> None:
             if kwargs.get("inputs") is not None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
                 kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
+            root = kwargs.get("tensors")
+            refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
             try:
-                with session.strategy.backward(user_line()):
+                with nullcontext() if refuses else session.strategy.backward(user_line()):
                     return original(*args, **kwargs)
             except Exception as error:
                 session.view.raised(error)

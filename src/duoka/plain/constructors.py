@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,8 +147,10 @@ _new_parameter = nn.Parameter.__new__
 
 
 def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """Create `nn.Parameter(batch)` of all rows, equal on every rank."""
-    return _new_parameter(cls, gather_all(data), requires_grad)
+    """Create `nn.Parameter(batch)` of all rows, equal on every rank; it shares the memory of the batch."""
+    if not isinstance(data, BatchTensor):
+        return _new_parameter(cls, data, requires_grad)
+    return compute_whole(partial(_new_parameter, cls), (data.detach(), requires_grad), {}, "nn.Parameter")
 
 
 def _make_as_subclass(original: Callable[..., Any]) -> Callable[..., Any]:

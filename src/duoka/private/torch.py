@@ -124,6 +124,8 @@ with requiring("torch", torch.__version__):
     PAD_PACKED = (torch._VF, "_pad_packed_sequence")
     # Called by torch.nn.utils.rnn.pack_padded_sequence, the public one.
     PACK = "_pack_padded_sequence"
+    # Ends a recomputation when the last saved tensor is there; every rank raises it alike. Public: none.
+    StopRecomputation: type[Exception] = _checkpoint._StopRecomputationError
     # Called by all public forms of `checkpoint` (torch 2.15 has several). Public: `checkpoint` itself.
     CHECKPOINT = (_checkpoint, "_checkpoint_impl" if hasattr(_checkpoint, "_checkpoint_impl") else "checkpoint")
     # Called by it with use_reentrant=False, with the function first. Public: none.

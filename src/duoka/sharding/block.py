@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from duoka.errors import Refused
 from duoka.private.torch import count_hooks, count_references, gradient_is_accumulated, memory_of, version_of
 from duoka.sharding.pack import Arriving, Kind, Pack
-from duoka.system.user_code import user_line
+from duoka.system.user_code import is_called_by, user_line
 from duoka.view.shares.differentiable import GatherParameters
 from duoka.view.support.transforms import records_gradients
 from duoka.view.tensor.batch import BatchTensor
 
 if TYPE_CHECKING:
     from duoka.sharding.blocks import Blocks, PrefetchTarget
+
+
+_ZEROING = tuple(unwrap(function).__code__ for function in (nn.Module.zero_grad, Optimizer.zero_grad))
 
 
 class Block:
@@ -38,6 +43,7 @@ class Block:
         self._tracked: dict[int, Tensor] = {}  # unsharded parameters in the graph of gradients, by index
         self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
         self._parameters = [ref(parameter) for parameter in parameters]
+        self._failures = [blocks.failures] * len(parameters)  # until which each gradient is complete
         for index, parameter in enumerate(parameters):
             if "_block" in parameter.__dict__:
                 parameter._block.reshard()
@@ -233,6 +239,27 @@ class Block:
             rows.grad = grad
         else:
             rows.grad += grad
+
+    def check_gradient(self, index: int) -> None:
+        """Check that a gradient, which the script reads, has what all passes have added.
+
+        A pass that fails has added the gradients of some parameters on one device. Here those of a block come
+        together, after more of the pass.
+
+        Raises:
+            Refused: a pass has failed since the gradient was last set or zeroed.
+        """
+        if self._failures[index] != self.blocks.failures and self.shards[index]._rows.requires_grad:
+            if not is_called_by(_ZEROING):
+                raise Refused(
+                    f"{user_line()} reads a gradient to which a backward pass that failed has added an unknown part; "
+                    "call zero_grad() after the error, or use another strategy"
+                )
+            self.set_gradient(index)
+
+    def set_gradient(self, index: int) -> None:
+        """Note that the script has set a gradient, or zeroes it."""
+        self._failures[index] = self.blocks.failures
 
     def _is_only_added(self, index: int) -> bool:
         """Return True if nothing but the addition to `.grad` happens to a shard's gradient in this pass."""

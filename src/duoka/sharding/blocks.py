@@ -92,6 +92,7 @@ class Blocks:
         self._unsynced: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
         self._deferred: list[tuple[Block, list[Callable[[], Arriving]]]] = []
         self._arriving: list[tuple[Block, list[Arriving]]] = []  # gradients that are being copied to the host
+        self.failures = 0  # backward passes that have ended with an error
 
     def use(self, block: Block) -> None:
         """Note that a gathered block is used, and start to prefetch the one that followed it in the last pass."""
@@ -211,6 +212,9 @@ class Blocks:
             if not before:
                 self.add_unsynced(self.no_sync)
                 self.add_deferred()
+        except Exception:
+            self.failures += 1
+            raise
         finally:
             self.defers = before
             if not before:

@@ -178,10 +178,13 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], paramet
         blocks.add_unsynced() if func in _OF_GRADIENTS else blocks.add_deferred()
         if func == _OF_GRADIENTS[1] and isinstance(args[1], BatchTensor) and args[1]._spec != args[0]._spec:
             args = args[0], args[1].full_tensor()  # rows of a loader's batch are not divided as parameters are
+        if func == _OF_GRADIENTS[0]:
+            args[0]._block.check_gradient(args[0]._index)
         out = BatchTensor.dispatch(func, args, kwargs)
         if func == _OF_GRADIENTS[0] and isinstance(out, BatchTensor):
             blocks.norms.seen(parameters[0]._rows, out)
         elif func == _OF_GRADIENTS[1]:
+            args[0]._block.set_gradient(args[0]._index)
             blocks.norms.forget()
         return out
     if _works_on_shards(func, args, kwargs, parameters):

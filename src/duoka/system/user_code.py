@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from greenlet import getcurrent
 
@@ -45,6 +45,11 @@ def user_frame() -> FrameType | None:
             return frame
         outermost, frame = frame, frame.f_back
     return next(filter(is_users_frame, outer_frames(outermost)), None)
+
+
+def is_called_by(functions: Collection[CodeType]) -> bool:
+    """Return True if one of these functions is running."""
+    return any(frame.f_code in functions for frame in outer_frames(sys._getframe(1)))
 
 
 def user_line() -> str:

@@ -304,6 +304,13 @@ class AliasedCopies:
             Refused: see `AliasedCopy.write_through`; or the script holds another copy, which does not show the write.
         """
         copies, self.copies = self.copies, []  # `_local` of what is read here comes here again
+        try:
+            self._write_back(copies, rows)
+        except Refused:
+            self.copies = copies  # whichever share raises it first, all refuse what comes next
+            raise
+
+    def _write_back(self, copies: list[AliasedCopy], rows: Tensor | None) -> None:
         count = Counter(copy.memory for copy in copies)
         active = [copy for copy in copies if copy.active]
         released = [copy for copy in active if not copy.is_held()]
