@@ -96,11 +96,7 @@ class ProcessCollectives(Collectives):
             raise PeerLost(f"rank {self.rank} lost another rank {where}") from error
 
     def _start(
-        self,
-        name: str,
-        tensor: Tensor,
-        begin: Callable[[Any], Any],
-        receive: Callable[[list[Tensor]], Any],
+        self, name: str, tensor: Tensor, begin: Callable[[Any], Any], receive: Callable[[list[Tensor]], Any]
     ) -> Callable[[], None]:
         """Start a collective: by the exchange, which calls `receive`, or by `begin(group)`."""
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"

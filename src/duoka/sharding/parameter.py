@@ -13,7 +13,6 @@ Why: docs/decisions/0120-sharded-parameters.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -37,10 +36,8 @@ from duoka.sharding.saved import saving_positions
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.moving import asked_device
 from duoka.view.support.transforms import records_gradients, without_modes
-from duoka.view.tensor.batch import BatchTensor, batches_in, may_write
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, batches_in, may_write
 from duoka.view.tensor.spec import Spec
-
-Function = Callable[..., Any]
 
 
 class Sharded(BatchTensor):
@@ -80,11 +77,7 @@ class Sharded(BatchTensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Function, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func == _SET_DATA and isinstance(args[0], Sharded):
@@ -171,7 +164,7 @@ _IN_16_BITS = frozenset(  # under autocast
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_)
 
 
-def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Sharded]) -> Any:
+def _call(func: Function, args: Args, kwargs: Kwargs, parameters: list[Sharded]) -> Any:
     """Call a function with sharded parameters: by the rules of batches, or with unsharded ones."""
     blocks = parameters[0]._block.blocks
     if BatchTensor.traits_of(func).unrecorded:  # functions of gradients or properties
@@ -194,9 +187,7 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], paramet
     return _on_unsharded(func, args, kwargs, parameters)
 
 
-def _works_on_shards(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Sharded]
-) -> bool:
+def _works_on_shards(func: Function, args: Args, kwargs: Kwargs, parameters: list[Sharded]) -> bool:
     """Return True if a function updates or reads parameters, instead of computing a model's output with them."""
     if func in _DETACHING:
         return True
@@ -216,7 +207,7 @@ def _works_on_shards(
     return writes or not BatchTensor.traits_of(func).computes
 
 
-def _on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_shards(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Call a function by the rules of batches, with the parameters' shards."""
     parameters: dict[int, Sharded] = {}  # by the identity of their shards
 
@@ -233,7 +224,7 @@ def _on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return parameters.get(id(out), out)
 
 
-def _on_unsharded(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Sharded]) -> Any:
+def _on_unsharded(func: Function, args: Args, kwargs: Kwargs, parameters: list[Sharded]) -> Any:
     """Call a function with unsharded parameters in place of sharded ones."""
     dtype = _autocast_dtype(func, parameters[0])
     transforms = transform_level() is not None

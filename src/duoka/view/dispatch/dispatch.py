@@ -8,7 +8,6 @@ a collective, and a function without a rule is computed whole. Nothing is assume
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,10 @@ from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
 from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
+    Args,
     BatchTensor,
+    Function,
+    Kwargs,
     MultiShareBatch,
     Rule,
     batches_in,
@@ -44,15 +46,13 @@ from duoka.view.tensor.batch import (
 from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of
 from duoka.view.view import View
 
-Function = Callable[..., Any]
-
 _L1_LOSS = F.l1_loss
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 
 
-def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return what `func(*args, **kwargs)`, with batch tensors among the arguments, returns on one device."""
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
@@ -121,7 +121,7 @@ def _run_as_all_ranks(
         raise
 
 
-def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _gather_parameters(call: DescribedCall, args: Args, kwargs: Kwargs) -> Any:
     """Return the arguments with sharded parameters gathered where they stand beside batches; else None."""
     if len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
         return None
@@ -135,7 +135,7 @@ def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[
     return tree_map_only(BatchTensor, lambda batch: gathered.get(id(batch), batch), (args, kwargs))
 
 
-def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+def _replay_or_run(func: Function, args: Args, kwargs: Kwargs, call: DescribedCall) -> Any:
     """Run the program recorded for the call's key; else its rule."""
     first = call.batches[0]
     if type(first) is MultiShareBatch:
@@ -161,9 +161,7 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _run_and_refresh_copies(func, args, kwargs, view, call)
 
 
-def _run_and_refresh_copies(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall
-) -> Any:
+def _run_and_refresh_copies(func: Function, args: Args, kwargs: Kwargs, view: View, call: DescribedCall) -> Any:
     """Run the rule, and update the gathered copies that the script holds of batches that the rule writes to.
 
     A write to a batch beside an array or a row of it is computed whole, as both are of the same memory there.
@@ -183,9 +181,7 @@ def _run_and_refresh_copies(
         return out
 
 
-def replay_failed(
-    error: Exception, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
-) -> None:
+def replay_failed(error: Exception, func: Function, args: Args, kwargs: Kwargs, view: View) -> None:
     """Raise what one device raises, in place of an error of a program that the engine in C has run."""
     told = _with_global_shapes(error, func, args, kwargs, view)
     view.raised(told)
@@ -201,16 +197,14 @@ def replicate(view: View, tensor: Tensor) -> Tensor:
         raise
 
 
-def count_write(func: Function, kwargs: dict[str, Any], batches: list[BatchTensor]) -> None:
+def count_write(func: Function, kwargs: Kwargs, batches: list[BatchTensor]) -> None:
     """Count a write in inference mode, whose tensors do not count it."""
     if torch.is_inference_mode_enabled() and may_write(func, kwargs):
         for share in (share for batch in batches for share in batch._shares):
             share._meta.spec.view.aliased.count_write(share._rows)
 
 
-def _rule_or_whole(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall
-) -> Any:
+def _rule_or_whole(func: Function, args: Args, kwargs: Kwargs, view: View, call: DescribedCall) -> Any:
     """Run the rule of a function; compute it whole if it has none, or if the rule returns NotImplemented."""
     rule = BatchTensor.rules.get(func)
     if rule is None and isinstance(func, OPERATORS):
@@ -232,9 +226,7 @@ def _rule_or_whole(
     return compute_whole(func, args, kwargs) if out is NotImplemented else out
 
 
-def _replicated(
-    call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _replicated(call: DescribedCall, args: Args, kwargs: Kwargs, view: View) -> tuple[Args, Kwargs]:
     """Replace replicated tensors among the arguments by what `View.replicate` returns for them."""
     values = tree_leaves((args, kwargs)) if call.key is None else [call.inputs[index] for index in call.plain]
     tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, BatchTensor)]
@@ -255,9 +247,7 @@ def _with_global_shapes(error: Exception, func: Function, args: Any, kwargs: Any
     return whole_batch_error(error, view, again)
 
 
-def _run_and_maybe_record(
-    rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any
-) -> Any:
+def _run_and_maybe_record(rule: Rule, func: Function, args: Args, kwargs: Kwargs, view: View, key: Any) -> Any:
     """Run a rule; record it from the second call of a key on, a few times at most.
 
     Not in the first call, as sequences of some length may come only once; and not again and again, as a rule that
@@ -273,9 +263,7 @@ def _run_and_maybe_record(
     return _conforming(rule, func, args, kwargs, view, key, None)
 
 
-def _conforming(
-    rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any, recorder: Any
-) -> Any:
+def _conforming(rule: Rule, func: Function, args: Args, kwargs: Kwargs, view: View, key: Any, recorder: Any) -> Any:
     """Run a rule, and give its results the strides and the memory that they have on one device (`outcome.py`)."""
 
     def outcome() -> Outcome:
@@ -300,9 +288,7 @@ def _conforming(
     return conform(out, batches_in((args, kwargs)), outcome, views)
 
 
-def _with_backward_name(
-    out: Tensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, recorder: Any
-) -> Tensor:
+def _with_backward_name(out: Tensor, func: Function, args: Args, kwargs: Kwargs, view: View, recorder: Any) -> Tensor:
     """Note the name of a result's backward function, here and in the program that is being recorded."""
     name, names = BackwardName(func, args, kwargs), view.shares.backward_names
 
@@ -314,7 +300,7 @@ def _with_backward_name(
     return named(out) if recorder is None else recorder.calling(named, out)
 
 
-def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View) -> Any:
+def _record(rule: Rule, func: Function, args: Args, kwargs: Kwargs, view: View) -> Any:
     """Run a rule and record it; keep the program if there is one."""
     args, kwargs = _with_distinct_floats((args, kwargs))
     call = DescribedCall(func, args, kwargs)
@@ -347,7 +333,7 @@ def _with_distinct_floats(value: Any) -> Any:
     return value
 
 
-def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+def _call_each_share(func: Function, args: Args, kwargs: Kwargs, call: DescribedCall) -> Any:
     """Make the call for each local share."""
     traits, shares = BatchTensor.traits_of(func), call.batches[0]._meta.spec.view.shares
     if traits.once_for_all_shares:
@@ -362,7 +348,7 @@ def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, An
         shares.draw_cache = None
 
 
-def _replay_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+def _replay_each_share(func: Function, args: Args, kwargs: Kwargs, call: DescribedCall) -> Any:
     """Run the programs recorded for the call in each local share: no share waits for others, so none is suspended.
 
     Return NotImplemented if a share has no program, or may need the others.

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from duoka.view.rules.indexing import spelled_out, width_of
 from duoka.view.rules.lookup import argument, dtype_of, functions, shape_of
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 
 _INDEXING = """
 embedding embedding_bag gather take_along_dim index_select take cross_entropy nll_loss multi_margin_loss
@@ -46,9 +46,7 @@ _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
 RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
 
 
-def may_fail(
-    func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor], kwargs: dict[str, Any] | None = None
-) -> bool:
+def may_fail(func: Any, args: Args, batches: Sequence[BatchTensor], kwargs: dict[str, Any] | None = None) -> bool:
     """Return True if a function of RAISES_FOR_ROWS can raise an error for some rows of the batches in `args`.
 
     kwargs: None if the arguments by name are not known.
@@ -78,7 +76,7 @@ def note_range(indices: Tensor, end: int) -> None:
         indices._range = rows, indices._meta.spec.view.aliased.version(rows), end
 
 
-def note_success(func: Any, args: tuple[Any, ...]) -> None:
+def note_success(func: Any, args: Args) -> None:
     """Note what a call that has succeeded on every rank tells of the values of a batch."""
     if func is F.embedding and len(args) > 1:
         note_range(args[0], shape_of(args[1])[0])
@@ -93,14 +91,14 @@ def _is_known_to_fit(indices: Tensor, weight: Tensor) -> bool:
     return unwritten and rows is indices._rows and end <= shape_of(weight)[0]
 
 
-def check_indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def check_indices(func: Any, args: Args, kwargs: Kwargs) -> bool:
     """Return True if all indices of a call of WRITES_ROWS are in range in this rank's rows; else raise IndexError."""
     if any(_is_outside(index, values) for index, values in _indices(func, args, kwargs)):
         raise IndexError
     return True
 
 
-def _indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, range]]:
+def _indices(func: Any, args: Args, kwargs: Kwargs) -> Iterator[tuple[Tensor, range]]:
     """Return the index tensors of a call that writes in place, each with the range of its values."""
     shape = shape_of(args[0])
     if func not in _PUT:

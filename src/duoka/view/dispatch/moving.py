@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +10,12 @@ from torch import Tensor
 
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves
-from duoka.view.tensor.batch import BatchTensor, may_write
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, may_write
 
-Function = Callable[..., Any]
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 
 
-def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+def asked_device(func: Function, args: Args, kwargs: Kwargs) -> torch.device | None:
     """Return the device on which a function is asked to give its result; None if it is asked for none."""
     if func is _TO:
         named = {name: value for name, value in kwargs.items() if name != "memory_format"}
@@ -32,7 +30,7 @@ def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return torch.device(asked)
 
 
-def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def reads_beside(device: torch.device, func: Function, args: Args, kwargs: Kwargs) -> bool:
     """Return True if a function computes with rows of the host beside tensors of another device, and writes none."""
     if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.traits_of(func).unrecorded:
         return False
@@ -47,7 +45,7 @@ def on_host(out: Any) -> Any:
     return BatchTensor(out._local.clone(), replace(out._spec, view=out._spec.view.on_host), out._meta.strides)
 
 
-def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
+def staying(func: Function, args: Args, kwargs: Kwargs, device: torch.device) -> tuple[Any, ...]:
     """Return the call whose result is on `device`, that of the rows."""
     if func not in (_TO, _CPU, *accelerator.MOVES):
         return func, args, {**kwargs, "device": device}

@@ -18,18 +18,11 @@ from duoka.system.user_code import user_line
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.random.draws import SeededMode
 from duoka.view.rules.lookup import same_rows
-from duoka.view.tensor.batch import (
-    BatchTensor,
-    MultiShareBatch,
-    batches_in,
-    call_each_share,
-)
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, MultiShareBatch, batches_in, call_each_share
 from duoka.view.tensor.spec import Spec
 
 
-def compute_opaque(
-    names: Sequence[str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def compute_opaque(names: Sequence[str], func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Call a function that no rule describes: on own rows if the user named it, else whole.
 
     names: those of the function, the first to be shown.
@@ -41,9 +34,7 @@ def compute_opaque(
     return on_own_rows(name, func, args, kwargs)
 
 
-def on_own_rows(
-    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], draws: bool = True
-) -> Any:
+def on_own_rows(name: str, func: Callable[..., Any], args: Args, kwargs: Kwargs, draws: bool = True) -> Any:
     """Call `func` with this rank's rows of each batch, and make batches of its outputs. draws: whether it may draw.
 
     Raises:
@@ -75,7 +66,7 @@ def _local(spec: Spec, tensor: Tensor) -> Tensor:
     return tensor._local if isinstance(tensor, BatchTensor) else spec.view.replicate(tensor)
 
 
-def _refuse_draw(name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _refuse_draw(name: str, operator: Any, args: Args, kwargs: Kwargs) -> Any:
     raise Refused(
         f"{_named(name)} draws random numbers ({operator}): these depend on all rows, so leave its name out"
     )

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from duoka.hardware.vendors import TYPES
 from duoka.private.torch import WithoutTorchFunctions
 from duoka.view.shares.local import Outdated
-from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, MultiShareBatch, batches_in
 from duoka.view.tensor.spec import Meta
 
 Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of a call -> its result
@@ -53,7 +53,7 @@ class DescribedCall:
 
     __slots__ = ("batches", "inputs", "key", "plain")
 
-    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
         self.inputs: list[Any] = []
         self.plain: list[int] = []
         self.batches: list[BatchTensor] = []
@@ -190,7 +190,7 @@ class Recorder(TorchFunctionMode):
         self._note(func, args, kwargs, out)
         return out
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _note(self, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Add a call and its result to the record."""
         if not self._sound or _name(func) in _DETERMINED:
             return

@@ -15,7 +15,9 @@ from duoka.view.aliased import AliasedCopy, holders, version
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
 from duoka.view.tensor.batch import (
+    Args,
     BatchTensor,
+    Kwargs,
     MultiShareBatch,
     batches_in,
     join_results,
@@ -28,7 +30,7 @@ from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import without_repetitions
 
 
-def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:
+def compute_whole(func: Callable[..., Any], args: Args, kwargs: Kwargs, name: str = "") -> Any:
     """Gather all batches among the arguments, and call `func`: always right, but no faster than one device.
 
     Writes to a gathered batch are copied back into each rank's rows. name: of the operation, shown to the user;
@@ -51,7 +53,7 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     return shares.synchronize(call_whole, (args, kwargs))
 
 
-def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if name in REFUSED:
         raise Refused(f"{name} of a batch cannot be split over ranks ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))

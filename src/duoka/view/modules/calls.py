@@ -38,7 +38,7 @@ from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
 from duoka.view.support.recent import KEPT, Recent
 from duoka.view.support.transforms import operators_are_observed
-from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all, whole_batch_error, whole_like
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, gather_all, whole_batch_error, whole_like
 from duoka.view.view import View
 
 Original = Callable[..., Any]
@@ -110,7 +110,7 @@ class ModuleCalls:
         in_c = native.chosen()
         self.call = self._in_python if in_c is None else partial(in_c.call_module, self)
 
-    def _in_python(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_python(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Make a call; nothing else is to be done for an ordinary module with a batch within another's call."""
         is_ordinary = (
             bool(args)
@@ -120,7 +120,7 @@ class ModuleCalls:
         )
         return original(module, *args, **kwargs) if is_ordinary else self.unusual(original, module, args, kwargs)
 
-    def unusual(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def unusual(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Make a call of a module that may not be ordinary, or without a batch."""
         here = self._here
         self._compiled.ran_eagerly(module)
@@ -166,7 +166,7 @@ class ModuleCalls:
 
     # --- kinds of calls
 
-    def _inner(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _inner(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Call a submodule; split a plain first input that has as many rows as the outermost module's batch."""
         if is_compiled(module):
             return self._compiled.call(original, module, *args, **kwargs)
@@ -178,7 +178,7 @@ class ModuleCalls:
             return original(module, *args, **kwargs)
         return self._with_split_inputs(original, module, args, kwargs, around)
 
-    def _outermost(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _outermost(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         if module not in self._synchronized and next(iter(module.parameters()), None) is None:  # it may be a list
             return original(module, *args, **kwargs)  # a loss or an activation: nothing to synchronize
         here = self._here
@@ -219,9 +219,7 @@ class ModuleCalls:
             for buffer in module.buffers():
                 ranks.broadcast_into(buffer, 0)
 
-    def _of_all_rows(
-        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _of_all_rows(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Compute all rows on every rank, for a module whose operations have no rules."""
         with self.computed_whole():
             if not batches_in((args, kwargs)):
@@ -234,7 +232,7 @@ class ModuleCalls:
                 args, kwargs = gather_all((args, kwargs))
                 return original(module, *args, **kwargs)
 
-    def _on_rows(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_rows(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Call a module with the local rows of its batches."""
         if self._here.outermost:
             self._synchronize(module)
@@ -259,24 +257,14 @@ class ModuleCalls:
                 here.leaves_out_padding = False
 
     def _with_split_inputs(
-        self,
-        original: Original,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        partition: Partition,
+        self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs, partition: Partition
     ) -> Any:
         """Make a call in which plain inputs with as many rows as the batch are split, too."""
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, partition.n)}
         return self._with_batches(original, module, args, kwargs, dims)
 
     def _with_plain_batch(
-        self,
-        original: Original,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        plain_batch: _PlainBatch,
+        self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs, plain_batch: _PlainBatch
     ) -> Any:
         """Make a call whose batch is a plain input, and note what was computed whole."""
         n, search = plain_batch.leaf.shape[plain_batch.dim], plain_batch.search
@@ -290,12 +278,7 @@ class ModuleCalls:
         return out
 
     def _with_batches(
-        self,
-        original: Original,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        dims: dict[int, int],
+        self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs, dims: dict[int, int]
     ) -> Any:
         """Make the call with some plain inputs split. dims: identity of an input -> dimension of its samples."""
         inputs: list[_Given] = []

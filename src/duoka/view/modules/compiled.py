@@ -37,7 +37,7 @@ from duoka.system.user_code import user_line
 from duoka.view.random.generators import random_states, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.support.sizes import SizeWatch, watched
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 from duoka.view.tensor.spec import Spec
 from duoka.view.view import View
 
@@ -143,8 +143,8 @@ class Compiled:
         self,
         original: Original,
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         kinds: dict[Any, _Outputs | None],
         kind: Any,
     ) -> Any:
@@ -183,9 +183,7 @@ class Compiled:
         number = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
         return _ON_RANK[int(view.shares.processes.all_reduce(torch.tensor(number), ReduceOp.MAX))]
 
-    def _uncompiled(
-        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _uncompiled(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         with uncompiled():
             return original(module, *args, **kwargs)
 

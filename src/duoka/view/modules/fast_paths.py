@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import GLOBAL_HOOKS, HOOKS_OF_MODULE, padding_comes_last, parameters_in
 from duoka.view.rules.lookup import same_rows
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 
 _ARGUMENTS = {  # of `forward`
     nn.TransformerEncoder: ("src", "mask", "padding"),
@@ -36,7 +36,7 @@ _PARTS: tuple[Any, ...] = (
 _FORWARD: dict[Any, Any] = {kind: kind.forward for kind in (*_ARGUMENTS, *_PARTS, nn.ReLU, nn.GELU)}
 
 
-def takes_rows(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def takes_rows(module: nn.Module, args: Args, kwargs: Kwargs) -> bool:
     """Return True if a call computes each row by itself, and may be made with the local rows of its batches."""
     kind = type(module)
     if kind not in _ARGUMENTS or module.training or not args or type(args[0]) is not BatchTensor:
@@ -57,7 +57,7 @@ def takes_rows(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return not any(GLOBAL_HOOKS) and all(map(_is_torchs, module.modules()))
 
 
-def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _by_name(module: nn.Module, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Return the arguments of a call by the names of `_ARGUMENTS`."""
     return dict(zip(_ARGUMENTS[type(module)], args, strict=False)) | {
         _NAMES.get(name, name): value for name, value in kwargs.items()
@@ -80,7 +80,7 @@ def _is_torchs(part: nn.Module) -> bool:
     return kind is not nn.TransformerEncoderLayer or activation is None or activation in (F.relu, F.gelu)
 
 
-def pads_alike(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def pads_alike(module: nn.Module, args: Args, kwargs: Kwargs) -> bool:
     """Return True if all ranks take the same path with a mask of padded positions."""
     padding, attributes = _by_name(module, args, kwargs).get("padding"), vars(module)
     if padding is None or not (attributes.get("use_nested_tensor") and attributes["mask_check"]):

@@ -14,15 +14,13 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, uncounted
-from duoka.view.tensor.batch import BatchTensor, batches_in, join
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, join
 from duoka.view.tensor.spec import Meta
 
 _Kinds = list[tuple[Meta, ...]]  # of each leaf: the Meta of each local share; empty for what is no batch
 
 
-def on_rows(
-    checkpoint: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def on_rows(checkpoint: Callable[..., Any], function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Call torch's `checkpoint` on the local rows of the batches among the arguments; results may be batches, too."""
     named = {name: value for name, value in kwargs.items() if batches_in(value)}
     others = {name: value for name, value in kwargs.items() if name not in named}

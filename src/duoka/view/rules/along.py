@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function, NotByRows, argument, functions, localise, ndim_of, rows_in, shape_of
+from duoka.view.rules.lookup import NotByRows, argument, functions, localise, ndim_of, rows_in, shape_of
 from duoka.view.rules.packing import select_rows
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
 READING = "gather take_along_dim index_select scatter scatter_add scatter_reduce"
 WRITING = "scatter_ scatter_add_ scatter_reduce_"
 
 
-def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def along(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Select entries of rows by indices that are rows, along a dimension other than the batch."""
     batch = args[0] if args else None
     by_rows = func not in _BY_POSITION
@@ -43,7 +43,7 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(func(batch._local, *rows[0], **rows[1]), spec)
 
 
-def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: dict[str, Any]) -> Any:
+def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: Kwargs) -> Any:
     """Compute `table.gather(dim, ids)` of a replicated table, by indices that are rows."""
     if not isinstance(index, BatchTensor) or kwargs.keys() - {"dim", "index"} or not table.dim():
         return NotImplemented
@@ -58,7 +58,7 @@ _BY_POSITION = functions("index_select")  # the same positions for each row
 _DIM_LAST = functions("take_along_dim")
 
 
-def along_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def along_in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """As `along`, writing to the local rows."""
     done = along(func, args, kwargs)
     return done if done is NotImplemented else args[0]

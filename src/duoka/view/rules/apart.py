@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves
 from duoka.view.rules.lookup import (
-    Function,
     NotByRows,
     align,
     argument,
@@ -27,9 +26,9 @@ from duoka.view.rules.lookup import (
     sizes_of,
     wrap,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
-Mixed = Callable[[tuple[Any, ...], dict[str, Any], int], Iterable[Any] | None]  # of a call: the dimensions it mixes
+Mixed = Callable[[Args, Kwargs, int], Iterable[Any] | None]  # of a call: the dimensions it mixes
 
 
 def apart(mixed: Mixed, tensors: float = 0) -> Rule:
@@ -39,7 +38,7 @@ def apart(mixed: Mixed, tensors: float = 0) -> Rule:
     them if it has fewer dimensions. tensors: the largest number of dimensions of the other tensors.
     """
 
-    def rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def rule(func: Function, args: Args, kwargs: Kwargs) -> Any:
         batch = args[0] if args else None
         others = [value for value in tree_leaves((args[1:], kwargs)) if isinstance(value, Tensor)]
         if not isinstance(batch, BatchTensor) or any(isinstance(value, BatchTensor) for value in others):
@@ -52,7 +51,7 @@ def apart(mixed: Mixed, tensors: float = 0) -> Rule:
     return rule
 
 
-def rows_apart(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int]) -> Any:
+def rows_apart(func: Function, args: Args, kwargs: Kwargs, dims: list[int]) -> Any:
     """Call a function of a batch, its first argument, on the local rows. dims: those that it mixes, from the left."""
     batch, spec = args[0], args[0]._spec
     if spec.dim in dims:
@@ -78,19 +77,19 @@ def last(count: int) -> Mixed:
 def dims_from(index: int, name: str = "dim", default: Any = None) -> Mixed:
     """Return a function that selects the dimension or dimensions in an argument."""
 
-    def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[Any] | None:
+    def mixed(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[Any] | None:
         dims = argument(args, kwargs, index, name, default)
         return [dims] if isinstance(dims, int) else dims if isinstance(dims, (tuple, list)) else None
 
     return mixed
 
 
-def _all_but(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int]:
+def _all_but(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int]:
     """Return the dimensions other than that of renorm(p, dim, maxnorm)."""
     return set(range(ndim)) - {argument(args, kwargs, 2, "dim") % ndim}
 
 
-def _lengths_or_dims(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[Any] | None:
+def _lengths_or_dims(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[Any] | None:
     """Return the dimensions of fftn(x, s, dim): as many as there are lengths, if only these are given."""
     lengths = argument(args, kwargs, 1, "s")
     if argument(args, kwargs, 2, "dim") is None and isinstance(lengths, (list, tuple)):
@@ -98,7 +97,7 @@ def _lengths_or_dims(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -
     return dims_from(2)(args, kwargs, ndim)
 
 
-def of_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def of_matrices(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """A function of stacks of matrices (or vectors), with the same rows in the same leading dimension."""
     sides = args[:2]
     spec = next((side._spec for side in sides if isinstance(side, BatchTensor)), None)
@@ -135,7 +134,7 @@ def _stacked(side: Tensor, dim: int, longest: int, spec: Any) -> Tensor:
 def by_elements_along(index: int, default: int | None) -> Rule:
     """cross and vecdot: of operands that broadcast, along one dimension."""
 
-    def rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def rule(func: Function, args: Args, kwargs: Kwargs) -> Any:
         spec, right = align(args[:2])
         dim = argument(args, kwargs, index, "dim", default)
         if not isinstance(dim, int) or len(args) < 2:
@@ -151,7 +150,7 @@ def by_elements_along(index: int, default: int | None) -> Rule:
     return rule
 
 
-def integral(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def integral(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """trapezoid(y, x, dim), with an x for each row, or the same for all."""
     batch, dim = args[0], argument(args, kwargs, 3, "dim", -1)
     places = argument(args, kwargs, 1, "x")

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import safe_softmax
-from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
+from duoka.view.rules.lookup import align, localise, ndim_of, rows_in
 from duoka.view.rules.randomness import mask, may_mask, placing
 from duoka.view.shares.local import Outdated
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import contiguous_strides
 
@@ -27,7 +27,7 @@ Place = Callable[[tuple[int, ...]], Spec | None]  # shape of attention weights -
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dot_product(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """scaled_dot_product_attention of (..., L, E), (..., S, E) and a mask, the batch among the leading dimensions.
 
     Dropout is drawn for (..., L, S).
@@ -79,7 +79,7 @@ _BIASES = ("in_proj_bias", "bias_k", "bias_v", "out_proj_bias")
 _WEIGHTS = (*_BIASES, "in_proj_weight", "out_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
-def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def multi_head(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """multi_head_attention_forward of (L, n, E), (S, n, E), masks of (n, S) or (n * heads, L, S)."""
     arguments = _PARAMETERS | dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     sides = [arguments["query"], arguments["key"], arguments["value"]]

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from duoka.private.torch import has_kernel, uncounted
 from duoka.view.rules.apart import apart, these
-from duoka.view.rules.lookup import Function, argument, functions
+from duoka.view.rules.lookup import argument, functions
 from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
 Operands = tuple[Tensor, "Tensor | None", "Tensor | None"]  # rows (rows, C, ...), weight and bias (C,)
 
@@ -46,7 +46,7 @@ class Running(NamedTuple):
                 self.var.lerp_((var * total / (total - 1)).to(self.var.dtype), self.momentum)
 
 
-def batch_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def batch_norm(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """F.batch_norm; in training with the statistics of the whole batch, or of each share (`View.batch_norm`)."""
     batch = args[0] if args else None
     training, operands = argument(args, kwargs, 5, "training", False), (*args[1:], *kwargs.values())

@@ -12,22 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import (
-    Function,
-    NotByRows,
-    align,
-    argument,
-    dtype_of,
-    from_left,
-    functions,
-    shape_of,
-    sizes_of,
-)
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.rules.lookup import NotByRows, align, argument, dtype_of, from_left, functions, shape_of, sizes_of
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
 
-def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def repeat(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """repeat and tile; along the batch this gives more blocks."""
     batch = args[0]
     times = sizes_of(args, kwargs, "dims" if func in _TILES else "repeats")
@@ -44,7 +34,7 @@ def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 _TILES = functions("tile", (Tensor, torch))
 
 
-def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def repeat_interleave(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """repeat_interleave(a number, dim); along the batch this gives more entries for each row."""
     batch, spec = args[0], args[0]._spec
     times, dim = argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
@@ -55,7 +45,7 @@ def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
     return BatchTensor(out, replace(spec, inner=spec.inner * times) if along else spec)
 
 
-def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def join_results(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """cat and stack of the same rows; along the batch this gives blocks."""
     tensors, dim = args[0] if args else kwargs["tensors"], argument(args, kwargs, 1, "dim", kwargs.get("axis", 0))
     stacking = func is torch.stack
@@ -80,7 +70,7 @@ def _without_nothing(tensors: Sequence[Tensor]) -> list[Tensor]:
     return some if same else list(tensors)
 
 
-def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def split(batch: BatchTensor, func: Function, args: Args, kwargs: Kwargs) -> Any:
     """chunk and split along the batch into whole blocks."""
     spec = batch._spec
     of = func(torch.empty(batch.shape, device="meta"), *args[1:], **kwargs)

@@ -16,9 +16,9 @@ from duoka.system.user_code import user_line
 from duoka.view.aliased import same_memory
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
-from duoka.view.rules.lookup import Function, functions, getters
+from duoka.view.rules.lookup import functions, getters
 from duoka.view.support import originals
-from duoka.view.tensor.batch import BatchTensor, Rule, batches_in, join, laid_out
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, join, laid_out
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import global_distance
 
@@ -42,36 +42,37 @@ _NO_MEMORY = 1 << 55  # no process on x86-64 or ARM64 has memory at such address
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
-def global_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def global_property(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Query the batch tensor itself, which has the global shape."""
     with AsPlainTensors():
         return func(*args, **kwargs)
 
 
-def of_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def of_device(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Query the device that the script sees: rows of an offloaded parameter are elsewhere."""
     return func(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
 
 
-def local_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def local_property(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Query this rank's rows, for properties that are equal on all ranks."""
-    if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a query
-        return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
-    return of_device(func, args, kwargs) if func is Tensor.type else func(args[0]._local, *args[1:], **kwargs)
+    if func is Tensor.type and not (args[1:] or kwargs):  # else it is a conversion
+        return of_device(func, args, kwargs)
+    out: Any = func(args[0]._local, *args[1:], **kwargs)
+    return BatchTensor(out, args[0]._spec) if func is Tensor.type else out
 
 
-def layout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def layout(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Query a tensor without values that is laid out as the global batch."""
     return func(args[0]._meta.without_values(), *args[1:], **kwargs)
 
 
-def storage_offset(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def storage_offset(func: Function, args: Args, kwargs: Kwargs) -> int:
     """Return the place of the first element in the memory of the global batch."""
     spec, sample = args[0]._spec, args[0]._meta.strides[args[0]._spec.dim] * args[0]._spec.inner
     return global_distance(int(func(args[0]._local)), sample, spec.partition.n, spec.partition.rows)
 
 
-def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def address(func: Function, args: Args, kwargs: Kwargs) -> int:
     """Return a number for `x.data_ptr()` by which tensors can be told apart, and at which there is no memory.
 
     What reads memory by its address would go past the end of this rank's rows: it ends with an error instead. While
@@ -107,19 +108,19 @@ def _start(rows: Tensor) -> int:
     return (rows.untyped_storage().data_ptr() or memory_of(rows)) | _NO_MEMORY
 
 
-def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def retain_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     """Compute `x.retain_grad()`; the gradient is divided when it is read (gradients.py)."""
     rows = args[0]._local
     originals.retain_grad(rows)
     originals.retain_grad(after_hooks(rows))
 
 
-def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def base(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return None as the `_base` of a batch that is not a view, and NotImplemented for a view."""
     return NotImplemented if func(args[0]._local) is not None else None
 
 
-def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return `x.data`, which shares memory, without autograd."""
     aliased = args[0]._spec.view.aliased
     aliased.has_uncounted_writes = True
@@ -127,7 +128,7 @@ def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 
-def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.data = y` of the same shape and type: x gets y's rows."""
     batch, value = args
     if not isinstance(batch, BatchTensor) or value.shape != batch.shape:
@@ -148,7 +149,7 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return None
 
 
-def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def deepcopy(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return a new batch, whose memory is that of other copies with this memo, as with the batches."""
     batch, memo = args
     return join(
@@ -156,14 +157,14 @@ def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
 
 
-def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def new(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`x.new_zeros(sizes)` and similar: a replicated tensor of x's type and device."""
     if batches_in((args[1:], kwargs)):
         return NotImplemented
     return func(args[0]._local.detach(), *args[1:], **{"device": args[0]._shown_device, **kwargs})
 
 
-def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def storage(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.untyped_storage()`: that of a gathered copy of the memory of which the batch is a view.
 
     Of a sharded parameter it is the storage of this rank's rows: scripts compare storages to detect tied parameters.
@@ -182,12 +183,12 @@ def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return compute_whole(func, (batch,), kwargs)
 
 
-def is_same_size(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def is_same_size(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.is_same_size(y)` of the global batches."""
     return args[0].shape == args[1].shape
 
 
-def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def is_tensor(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`torch.is_tensor` and similar."""
     return True
 

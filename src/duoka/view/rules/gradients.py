@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from duoka.errors import Refused
-from duoka.view.rules.lookup import Function
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.support import originals
 from duoka.view.support.hook_numbers import unnumbered
-from duoka.view.tensor.batch import BatchTensor, Rule, join
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join
 from duoka.view.view import View
 
 # Arguments of torch.autograd.backward and torch.autograd.grad, in order.
@@ -33,7 +32,7 @@ OF_GRAD = (
 )
 
 
-def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def requires_grad_(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`x.requires_grad_()` and `x.requires_grad = True`."""
     batch = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -43,12 +42,12 @@ def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return batch
 
 
-def set_requires_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def set_requires_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     """The attribute."""
     requires_grad_(func, args, kwargs)
 
 
-def get_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return `x.grad`; of a leaf always the same memory, of another batch (`retain_grad`) divided here."""
     batch = args[0]
     grad = after_hooks(batch._local).grad
@@ -57,7 +56,7 @@ def get_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return BatchTensor(grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec)
 
 
-def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     """`x.grad = None`, or a batch or whole tensor of the same shape."""
     batch, grad = args
     if isinstance(batch, BatchTensor):
@@ -67,14 +66,14 @@ def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         batch.grad = grad.full_tensor()
 
 
-def backward(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def backward(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `y.backward(gradient)` of a batch, each rank for its rows."""
     how = dict(zip(("tensors", "gradient", "retain_graph", "create_graph", "inputs"), args, strict=False)) | kwargs
     how["grad_tensors"] = how.pop("gradient", None)
     backward_of_several(func, (), how)
 
 
-def backward_of_several(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`torch.autograd.backward(tensors, grad_tensors)`."""
     how = dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
     tensors, grad_tensors = _listed(how.pop("tensors")), how.pop("grad_tensors", None)
@@ -123,7 +122,7 @@ def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     return batch._spec.view.shares.each(lambda index: batch._shares[index]._spec.local_rows(gradient))
 
 
-def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`torch.autograd.grad` where outputs or inputs are batches.
 
     Each row of an output batch is on one rank only, so its `grad_outputs` are multiplied by world_size. Gradients of
@@ -218,7 +217,7 @@ def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, Tensor) else list(value)
 
 
-def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def register_hook(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
     if not batch._spec.view.shares.several or not batch.requires_grad:  # then torch raises

@@ -14,18 +14,8 @@ from torch import Tensor
 from duoka.private.torch import count_users
 from duoka.view.aliased import holders
 from duoka.view.rules.blocks import blocks_of
-from duoka.view.rules.lookup import (
-    Function,
-    align,
-    dtype_of,
-    functions,
-    localise,
-    ndim_of,
-    rows_in,
-    same_rows,
-    shape_of,
-)
-from duoka.view.tensor.batch import BatchTensor, Rule, laid_out
+from duoka.view.rules.lookup import align, dtype_of, functions, localise, ndim_of, rows_in, same_rows, shape_of
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, laid_out
 from duoka.view.tensor.spec import Spec
 
 _ALL = slice(None)
@@ -168,7 +158,7 @@ def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
     return _Local(tuple(items), walk.start + walk.tensor_dims - right, walk.ndim)
 
 
-def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def getitem(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x[index]` of rows, or of a replicated table by indices that are rows."""
     batch, index = args
     if not isinstance(batch, BatchTensor):
@@ -211,7 +201,7 @@ def _looked_up(table: Tensor, index: Any) -> Any:
     return BatchTensor(table[items], spec.at(walk.start + walk.tensor_dims - right))
 
 
-def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def setitem(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Write to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[torch.arange(n), ids] = 1`, `x[x < 0] = 0`."""
     batch, index, value = args
     if not isinstance(batch, BatchTensor) and not _becomes_rows(batch, index, value):
@@ -267,7 +257,7 @@ def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
     return None
 
 
-def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def put(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.index_put(indices, values, accumulate)` and `index_put_`, as `x[indices] = values`."""
     if len(args) < 3 or not isinstance(args[0], BatchTensor):
         return NotImplemented
@@ -280,7 +270,7 @@ def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return batch if out is batch._local else BatchTensor(out, batch._spec)
 
 
-def at_positions(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def at_positions(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """index_add, index_copy, index_fill, index_reduce along another dimension, at the same positions of each row."""
     if len(args) < 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[1], int):
         return NotImplemented

@@ -11,12 +11,12 @@ from torch.distributed import ReduceOp
 
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
 from duoka.view.copies import wait_for_copies
-from duoka.view.rules.lookup import Function, align, localise
+from duoka.view.rules.lookup import align, localise
 from duoka.view.rules.norms import whole_norms
-from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, Rule, batches_in
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, MultiShareBatch, Rule, batches_in
 
 
-def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def one_by_one(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `torch._foreach_add(xs, ys)` and similar on this rank's rows, in one call.
 
     The operands at each index may be batches, or plain tensors that broadcast with them.
@@ -56,7 +56,7 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return tuple(value if spec is None else BatchTensor(value, spec) for value, spec in zip(out, specs, strict=True))
 
 
-def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unscale(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Unscale gradients for GradScaler; one that is not finite on any rank is reported on all."""
     gradients, found_inf, scale = args
     batches = [gradient for gradient in gradients if isinstance(gradient, BatchTensor)]
@@ -75,7 +75,7 @@ def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return None
 
 
-def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def step(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute the step of a fused optimizer, element by element.
 
     torch does not count what its kernel writes (`Tensor._version`); a gathered copy of a parameter would seem up to
@@ -100,7 +100,7 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def norms(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`_foreach_norm`: the norm of each tensor; those of all batches are exchanged together."""
     order, dtype = args[1] if len(args) > 1 else kwargs.get("ord", 2), kwargs.get("dtype")
     if kwargs.keys() - {"ord", "dtype"} or len(args) > 2:

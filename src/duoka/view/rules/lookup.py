@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs
 from duoka.view.tensor.spec import Spec
-
-Function = Callable[..., Any]
 
 
 def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.special)) -> list[Function]:
@@ -31,7 +29,7 @@ def getters(names: str) -> list[Function]:
     return [attribute.__get__ for attribute in attributes if attribute is not None]
 
 
-def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any = None) -> Any:
+def argument(args: Args, kwargs: Kwargs, index: int, name: str, default: Any = None) -> Any:
     """Return an argument of a call, given by position or by name."""
     return args[index] if len(args) > index else kwargs.get(name, default)
 
@@ -43,7 +41,7 @@ def from_left(dims: Iterable[Any], ndim: int) -> list[int]:
     return [dim % ndim for dim in dims]
 
 
-def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:
+def sizes_of(args: Args, kwargs: Kwargs, name: str) -> list[int]:
     """Return a shape that is given as separate numbers, as one sequence, or by name."""
     sizes = (
         args[1:]

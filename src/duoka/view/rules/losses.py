@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.rules.lookup import Function, NotByRows, align, localise, rows_in
+from duoka.view.rules.lookup import NotByRows, align, localise, rows_in
 from duoka.view.rules.reductions import whole_mean, whole_sum
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
 
 @lru_cache(maxsize=64)
@@ -23,7 +23,7 @@ def _parameters(func: Function) -> tuple[tuple[str, ...], dict[str, Any]]:
     return tuple(parameters), defaults
 
 
-def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bound(func: Function, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Return all arguments by name; raise NotByRows if the deprecated `size_average` or `reduce` is used."""
     names, defaults = _parameters(func)
     arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
@@ -32,7 +32,7 @@ def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     return arguments
 
 
-def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def class_loss(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """cross_entropy and nll_loss, with class weights, ignore_index, label smoothing and soft targets."""
     arguments = _bound(func, args, kwargs)
     scores, target, reduction = arguments["input"], arguments["target"], arguments.pop("reduction")
@@ -81,7 +81,7 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
     """
     together = operands.split()
 
-    def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def loss(func: Function, args: Args, kwargs: Kwargs) -> Any:
         arguments = _bound(func, args, kwargs)
         tensors = {name: arguments[name] for name in together if isinstance(arguments.get(name), Tensor)}
         spec, right = align(tensors.values())
@@ -108,7 +108,7 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
 _elementwise_kl_div = row_loss("input target")
 
 
-def kl_div(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def kl_div(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """kl_div, with torch's warning that the mean over elements is not the divergence's."""
     result = _elementwise_kl_div(func, args, kwargs)
     if result is not NotImplemented and _bound(func, args, kwargs)["reduction"] == "mean":
@@ -120,7 +120,7 @@ def sample_loss(operands: str) -> Rule:
     """A loss with one number for each sample, of which it is the mean or the sum; the batch leads each operand."""
     by_sample = operands.split()
 
-    def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def loss(func: Function, args: Args, kwargs: Kwargs) -> Any:
         arguments = _bound(func, args, kwargs)
         if arguments.get("distance_function") is not None:  # which may compare any two rows
             return NotImplemented
@@ -143,7 +143,7 @@ def _reduced(each: BatchTensor, reduction: str) -> Any:
     return (whole_sum if reduction == "sum" else whole_mean)(each, None, False, None)
 
 
-def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def ctc_loss(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """ctc_loss of (T, N, C) scores and (N, S) targets; its mean is over targets, then over samples."""
     arguments = _bound(func, args, kwargs)
     scores = arguments["log_probs"]
@@ -159,7 +159,7 @@ def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return _reduced(BatchTensor(each, spec), reduction)
 
 
-def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pairwise(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """cosine_similarity and pairwise_distance of rows in dimension 0 of both operands."""
     spec, right = align(args[:2])
     if len(args) < 2:

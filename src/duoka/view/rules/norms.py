@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs
 from duoka.view.tensor.spec import Spec
 from duoka.view.view import View
 
 _IN_16_BITS = (torch.float16, torch.bfloat16)  # computed in 32, and rounded once
 
 
-def order_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], matrices: bool) -> Any:
+def order_of(func: Function, args: Args, kwargs: Kwargs, matrices: bool) -> Any:
     """Return the order of a vector norm. matrices: torch.linalg.norm would compute a norm of matrices."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p"))
     if func is torch.linalg.norm and order is not None and matrices:

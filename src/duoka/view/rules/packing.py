@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import PACK, PAD_PACKED
-from duoka.view.rules.lookup import Function, NotByRows, argument, functions
+from duoka.view.rules.lookup import NotByRows, argument, functions
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
 KEPT = 16  # orders and packings of a batch that are one object each, so that rows are known to be the same
@@ -116,7 +116,7 @@ def reordered(partition: Partition, index: Tensor) -> Partition | None:
     return kept
 
 
-def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def select_rows(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """index_select along the batch by a permutation: only the order in the partition changes."""
     batch, dim = args[0], argument(args, kwargs, 1, "dim")
     index = argument(args, kwargs, 2, "index")
@@ -134,7 +134,7 @@ def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return BatchTensor(rows, Spec(spec.view, partition, spec.dim))
 
 
-def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pack(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `_pack_padded_sequence(padded, lengths, batch_first)`: data (entries, ...), and sizes of each step."""
     padded, lengths, batch_first = args
     if not isinstance(padded, BatchTensor):
@@ -168,7 +168,7 @@ def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(data, Spec(spec.view, partition)), sizes
 
 
-def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `_pad_packed_sequence(data, sizes, batch_first, value, length)`, padded to the longest of the batch."""
     data, sizes, batch_first, value, length = args
     partition = packed_cut(data, sizes)

@@ -10,19 +10,8 @@ from torch.distributed import ReduceOp
 
 from duoka.hardware.vendors import TYPES
 from duoka.view.aliased import same_memory
-from duoka.view.rules.lookup import (
-    Function,
-    align,
-    functions,
-    getters,
-    localise,
-    ndim_of,
-    rows_in,
-    same_rows,
-    shape_of,
-    wrap,
-)
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.rules.lookup import align, functions, getters, localise, ndim_of, rows_in, same_rows, shape_of, wrap
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
 NAMES = """
@@ -56,7 +45,7 @@ __ilshift__ __irshift__
 IN_PLACE = " ".join(f"{name}_" for name in NAMES.split() if not name.startswith("__")) + OPERATORS_IN_PLACE
 
 
-def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pointwise(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute an operation on the local rows; a plain operand of the batch's size is split."""
     values = (*args, *kwargs.values())
     if func in _CONVERSIONS:  # only read the type and device of the other
@@ -79,7 +68,7 @@ def _has_rows_at(batch: BatchTensor, spec: Spec, right: int) -> bool:
     return _from_right(batch) == right and same_rows(batch._spec, spec)
 
 
-def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> Any:
+def _rows_of(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right: int) -> Any:
     """Compute an operation on the local rows, placed as in `spec`. right: the batch dimension, from the right.
 
     A batch that has other rows, or has them in another dimension (`y[None, :]`), is gathered.
@@ -110,7 +99,7 @@ def _part_of(value: Any) -> Any:
     return value._local if isinstance(value, BatchTensor) else value
 
 
-def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """As pointwise, writing to the local rows. Rows that are written to a plain tensor are gathered."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):
@@ -124,7 +113,7 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return done if done is NotImplemented else batch
 
 
-def looked_up(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def looked_up(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """bucketize, isin and searchsorted of one sequence: each entry among replicated values."""
     index = 1 if func is torch.searchsorted or func in _SEARCHES else 0
     if len(args) < 2 or not isinstance(args[index], BatchTensor):
@@ -142,14 +131,14 @@ def looked_up(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 _SEARCHES = functions("searchsorted", (torch,))
 
 
-def _in_sequences_of_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _in_sequences_of_rows(func: Function, args: Args, kwargs: Kwargs) -> Any:
     spec = args[1]._spec
     if spec.dim == ndim_of(args[1]) - 1:
         return NotImplemented
     return BatchTensor(func(rows_in(args[0], spec, spec.dim), args[1]._local, *args[2:], **kwargs), spec)
 
 
-def compared(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def compared(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """equal and allclose: True if they are on every rank."""
     spec, right = align(args[:2])
     if len(args) < 2:
@@ -164,7 +153,7 @@ def compared(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 _EQUAL = functions("equal", (Tensor, torch))
 
 
-def contiguous(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def contiguous(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.contiguous()`."""
     return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
 

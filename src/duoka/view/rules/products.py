@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from duoka.view.rules.apart import Mixed, apart, last, these
 from duoka.view.rules.lookup import (
-    Function,
     NotByRows,
     align,
     argument,
@@ -24,11 +23,11 @@ from duoka.view.rules.lookup import (
     same_rows,
     shape_of,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in
 from duoka.view.tensor.spec import Spec
 
 
-def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def matmul(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Products of vectors, matrices and stacks of them, with torch's broadcasting."""
     if len(args) != 2 or kwargs or not all(isinstance(side, Tensor) for side in args):
         return NotImplemented
@@ -99,7 +98,7 @@ def _gathered(side: Tensor) -> Tensor:
     return side.full_tensor() if isinstance(side, BatchTensor) else side
 
 
-def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def added(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """addmm, baddbmm and addmv: a product and a summand."""
     if len(args) != 3 or kwargs.keys() - {"beta", "alpha"}:
         return NotImplemented
@@ -113,12 +112,12 @@ def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(out, product.spec.at(out.dim() - product.from_right))
 
 
-def added_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def added_in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """addmm_ and similar, writing to rows."""
     return added(func, args, kwargs) if isinstance(args[0], BatchTensor) else NotImplemented
 
 
-def tensordot(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def tensordot(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """tensordot(a, b, dims): rows of one side with all of the other, or a sum over rows of both."""
     left, right = args[:2]
     dims = argument(args, kwargs, 2, "dims", 2)
@@ -145,7 +144,7 @@ def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: li
     return einsum(torch.einsum, (equation, left, right), {})
 
 
-def inner(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def inner(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """inner(a, b)."""
     left, right = args[:2]
     if not ndim_of(left) or not ndim_of(right):
@@ -153,7 +152,7 @@ def inner(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _as_einsum(left, right, [ndim_of(left) - 1], [ndim_of(right) - 1])
 
 
-def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def every_pair(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """outer and cdist: the local rows of the left side with all rows of the right, which is gathered."""
     left, right = args[:2]
     if not isinstance(left, BatchTensor) or left._spec.dim != 0 or left.dim() != right.dim() or left.dim() > 2:
@@ -163,7 +162,7 @@ def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return BatchTensor(func(left._local, columns, *args[2:], **kwargs), spec)
 
 
-def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def einsum(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """einsum of rows with rows, plain tensors, or another batch, which is gathered."""
     equation = args[0]
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
@@ -210,7 +209,7 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
     return rows_in(operand, spec, names.index(letter))
 
 
-def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def bilinear(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """F.bilinear(rows, rows, weight, bias)."""
     spec, right = align(args[:2])
     if right < 2:
@@ -222,7 +221,7 @@ def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def of_samples(ndim: int) -> Rule:
     """Make a rule for a layer of several tensors of samples, of `ndim` dimensions with the batch in the first."""
 
-    def layer(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def layer(func: Function, args: Args, kwargs: Kwargs) -> Any:
         spec, right = align((*args, *kwargs.values()))
         if right != ndim:
             return NotImplemented
@@ -238,13 +237,13 @@ def of_samples(ndim: int) -> Rule:
 def _within_samples(dims: int | None) -> Mixed:
     """Select all but the first dimension of inputs of so many dimensions (None: any)."""
 
-    def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+    def mixed(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
         return range(1, ndim) if ndim == dims or (dims is None and args[0]._spec.inner == 1) else None
 
     return mixed
 
 
-def _instance(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+def _instance(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
     """Select what F.instance_norm mixes, unless it keeps statistics of the whole batch."""
     keeps = argument(args, kwargs, 1, "running_mean") is not None
     if keeps and argument(args, kwargs, 5, "use_input_stats", True):
@@ -252,18 +251,18 @@ def _instance(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Itera
     return _within_samples(None)(args, kwargs, ndim)
 
 
-def _normalised(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+def _normalised(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
     """Select what F.layer_norm and rms_norm mix."""
     return range(ndim - len(argument(args, kwargs, 1, "normalized_shape", ())), ndim)
 
 
-def _looked_up(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+def _looked_up(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
     """Select nothing for F.embedding, unless the table or its gradient depends on all rows."""
     depends = argument(args, kwargs, 3, "max_norm") is not None or argument(args, kwargs, 5, "scale_grad_by_freq")
     return None if depends else ()
 
 
-def _classes(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+def _classes(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
     """Select nothing for one_hot, unless it computes the number of classes."""
     return None if argument(args, kwargs, 1, "num_classes", -1) == -1 else ()
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
 from duoka.view.random.draws import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
-from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
+from duoka.view.rules.lookup import align, argument, functions, localise, wrap
 from duoka.view.shares.local import Outdated
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import is_dense, memory_order
 
@@ -34,7 +34,7 @@ def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], order: tuple[int,
     spec_of: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
     """
 
-    def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def draw(operator: Any, args: Args, kwargs: Kwargs) -> Any:
         spec = spec_of(shape_drawn(args, kwargs))
         if spec is None:
             return operator(*args, **kwargs)
@@ -67,7 +67,7 @@ def _drops_inside(operator: Any) -> bool:
     return any(argument.name in ("dropout_p", "dropout") for argument in schema_of(operator).arguments)
 
 
-def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
+def _drawn_apart(operator: Any, args: Args, kwargs: Kwargs, spec: Spec) -> Any:
     """Call a kernel that draws internally: each share draws from its own seed; all continue with one state."""
     name = operator.overloadpacket.__name__.strip("_")
     spec.view.say(f"{name} draws dropout in its kernel, on each rank for its rows: not the numbers of one device")
@@ -84,7 +84,7 @@ def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], s
         torch.rand((), device=device)
 
 
-def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def drawn(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute a random function of rows."""
     spec, right = align((*args, *kwargs.values()))
     if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.shares.exact):
@@ -105,7 +105,7 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return wrap(func(*rows, **named), spec)
 
 
-def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dropout(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute F.dropout; of a few rows by a mask of the whole batch, which can be recorded (`may_mask`)."""
     batch, p = args[0], argument(args, kwargs, 1, "p", 0.5)
     draws = type(p) is float and 0 < p < 1 and argument(args, kwargs, 2, "training", True)
@@ -151,7 +151,7 @@ def mask(
     return draw
 
 
-def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> bool:
+def _draws_by_rows(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right: int) -> bool:
     """Return True if the function draws one number for each entry of the first tensor, independent of other rows."""
     shapes = {value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
     if func is F.gumbel_softmax:
@@ -170,7 +170,7 @@ _BY_VALUE = functions("poisson binomial rrelu")  # the number of draws depends o
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
 
 
-def filled(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def filled(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute a random function that writes to a batch."""
     if not isinstance(args[0], BatchTensor):
         return NotImplemented

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function, NotByRows, functions, rows_in
+from duoka.view.rules.lookup import NotByRows, functions, rows_in
 from duoka.view.rules.packing import packed_cut
 from duoka.view.rules.randomness import placing
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
 
-def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def layers(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute LSTM, GRU and RNN layers for inputs (T, n, F), or (n, T, F) with `batch_first`.
 
     The n samples are the batch; states have the shape (layers, n, H). Dropout between layers is drawn for (T, n, H).
@@ -35,7 +35,7 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return BatchTensor(out, spec.at(dim)), *(BatchTensor(state, spec.at(1)) for state in after)
 
 
-def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
+def _of_packed(func: Function, args: Args) -> Any:
     """Compute the same of packed data (entries, F); dropout between layers is drawn for (entries, H).
 
     For a single sequence torch draws for (entries, 1, H).
@@ -71,7 +71,7 @@ def _listed(states: Any) -> list[Tensor]:
     return list(states) if isinstance(states, (list, tuple)) else [states]
 
 
-def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def cell(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """lstm_cell, gru_cell and their kind of (n, F) and states (n, H)."""
     if kwargs or len(args) < 4:
         return NotImplemented

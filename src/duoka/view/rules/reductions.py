@@ -11,9 +11,9 @@ from torch.distributed import ReduceOp
 
 from duoka.view.rules import norms, spread
 from duoka.view.rules.apart import rows_apart
-from duoka.view.rules.lookup import Function, argument, from_left, functions
+from duoka.view.rules.lookup import argument, from_left, functions
 from duoka.view.rules.pointwise import pointwise
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
 ALONG = """
 sum mean nansum nanmean prod max min amax amin aminmax argmax argmin any all norm std var std_mean var_mean
@@ -21,7 +21,7 @@ logsumexp median nanmedian mode count_nonzero quantile nanquantile kthvalue
 """
 
 
-def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def reduce(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute a reduction over some or all dimensions of a batch."""
     batch, name = args[0], _name_of(func)
     if name in ("max", "min") and len(args) > 1 and isinstance(args[1], Tensor):
@@ -48,9 +48,7 @@ def _name_of(func: Function) -> str:
     return str(func.__name__).removeprefix("special_").removeprefix("linalg_")
 
 
-def _dims_of(
-    name: str, batch: BatchTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[int] | None, bool]:
+def _dims_of(name: str, batch: BatchTensor, args: Args, kwargs: Kwargs) -> tuple[list[int] | None, bool]:
     """Return the reduced dimensions (None: all) and keepdim, from wherever the function takes them."""
     index = 2 if name in _DIM_SECOND else 1
     dim = argument(args, kwargs, index, "dim", kwargs.get("axis", _DIM_OF.get(name)))

@@ -16,17 +16,8 @@ from duoka.system.user_code import user_line
 from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.apart import Mixed, apart, dims_from, last
 from duoka.view.rules.blocks import repeat_interleave, split
-from duoka.view.rules.lookup import (
-    Function,
-    NotByRows,
-    argument,
-    functions,
-    getters,
-    ndim_of,
-    shape_of,
-    sizes_of,
-)
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.rules.lookup import NotByRows, argument, functions, getters, ndim_of, shape_of, sizes_of
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import covers
 
@@ -63,7 +54,7 @@ def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
     return BatchTensor(batch._local.reshape(target), spec)
 
 
-def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def reshape(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """view and reshape."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):
@@ -76,12 +67,12 @@ def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return _reshaped(batch, sizes_of(args, kwargs, "size" if func is Tensor.view else "shape"))
 
 
-def as_other(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def as_other(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """view_as, reshape_as and expand_as: only the shape of the other tensor is asked for."""
     return getattr(args[0], func.__name__.partition("_")[0])(shape_of(argument(args, kwargs, 1, "other")))
 
 
-def flatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def flatten(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """flatten(start_dim=0, end_dim=-1)."""
     batch = args[0]
     shape = list(batch.shape)
@@ -90,7 +81,7 @@ def flatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return _reshaped(batch, [*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :]])
 
 
-def unflatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unflatten(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.unflatten(dim, sizes)`."""
     batch, shape = args[0], list(args[0].shape)
     dim, sizes = argument(args, kwargs, 1, "dim") % len(shape), list(argument(args, kwargs, 2, "sizes"))
@@ -99,7 +90,7 @@ def unflatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return _reshaped(batch, [*shape[:dim], *sizes, *shape[dim + 1 :]])
 
 
-def squeeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def squeeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """squeeze(): only dimensions of global size 1, whatever the local size is."""
     batch = args[0]
     ndim, shape = batch.dim(), tuple(batch.shape)
@@ -110,14 +101,14 @@ def squeeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return BatchTensor(out, batch._spec.at(batch._spec.dim - sum(d < batch._spec.dim for d in gone)))
 
 
-def unsqueeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unsqueeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """unsqueeze(dim)."""
     batch, spec = args[0], args[0]._spec
     dim = argument(args, kwargs, 1, "dim") % (batch.dim() + 1)
     return BatchTensor(batch._local.unsqueeze(dim), spec.at(spec.dim + (dim <= spec.dim)))
 
 
-def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def permute(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Any permutation of dimensions, found by applying it to a tensor of sizes 1, 2, 3, ..."""
     batch = args[0]
     probe = torch.empty(tuple(range(1, batch.dim() + 1)), device="meta")
@@ -127,7 +118,7 @@ def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     )
 
 
-def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def expand(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """expand(sizes) of dimensions other than the batch."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):
@@ -138,7 +129,7 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return BatchTensor(batch._local.expand(sizes), batch._spec.at(dim))
 
 
-def split_along_others(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def split_along_others(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """chunk and split; along the batch into whole blocks."""
     batch, dim = args[0], argument(args, kwargs, 2, "dim", 0)
     has_tensors = any(isinstance(value, Tensor) for value in args[1:])  # that say where to split
@@ -153,18 +144,18 @@ _SPLIT = apart(dims_from(2, "dim", 0), -1)
 def _diagonals(default: tuple[int, int]) -> Mixed:
     """Select the dimensions of diagonal(offset, dim1, dim2)."""
 
-    def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[Any]:
+    def mixed(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[Any]:
         return [argument(args, kwargs, 2 + index, f"dim{index + 1}", dim) for index, dim in enumerate(default)]
 
     return mixed
 
 
-def _padded(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[Any]:
+def _padded(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[Any]:
     """Select the dimensions of pad(sizes), whose pairs begin at the last one."""
     return range(ndim - len(argument(args, kwargs, 1, "pad")) // 2, ndim)
 
 
-def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def diag_embed(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """diag_embed(offset, dim1, dim2): the last dimension becomes two."""
     batch, spec, ndim = args[0], args[0]._spec, ndim_of(args[0])
     dims = [argument(args, kwargs, 2 + i, f"dim{i + 1}", i - 2) % (ndim + 1) for i in range(2)]
@@ -174,7 +165,7 @@ def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return BatchTensor(func(batch._local, *args[1:], **kwargs), spec.at(rest[spec.dim]))
 
 
-def at_least(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def at_least(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """atleast_1d, atleast_2d and atleast_3d."""
     if len(args) == 1 and isinstance(args[0], BatchTensor):
         return _at_least(args[0], int(func.__name__[-2]))
@@ -190,7 +181,7 @@ def _at_least(tensor: Tensor, dims: int) -> Tensor:
     return tensor.unsqueeze(-1) if ndim_of(tensor) == 2 and dims == 3 else tensor
 
 
-def stacked(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def stacked(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """hstack, vstack, dstack and column_stack, as cat of tensors with enough dimensions."""
     tensors, name = list(args[0] if args else kwargs["tensors"]), func.__name__
     if name == "hstack":
@@ -202,7 +193,7 @@ def stacked(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return torch.cat([_at_least(tensor, dims) for tensor in tensors], dims - 1 if dims == 3 else 0)
 
 
-def split_along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def split_along(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """hsplit, vsplit and dsplit."""
     batch, how = (*args, *kwargs.values())[:2]
     if not isinstance(batch, BatchTensor):
@@ -213,14 +204,14 @@ def split_along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return torch.tensor_split(batch, how, dim)
 
 
-def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def broadcast_tensors(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """broadcast_tensors, as expand of each that has another shape."""
     tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
     shape = torch.broadcast_shapes(*map(shape_of, tensors))
     return tuple(tensor if shape_of(tensor) == shape else tensor.expand(shape) for tensor in tensors)
 
 
-def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """squeeze_, unsqueeze_, transpose_ and similar, which change the shape of the batch itself."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):
@@ -231,7 +222,7 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return batch
 
 
-def as_strided(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def as_strided(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.as_strided(size, stride, storage_offset)`, a view of a gathered copy.
 
     Raises:
@@ -256,7 +247,7 @@ def as_strided(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def of_a_batch(rule: Rule) -> Rule:
     """Make a rule that applies if the first argument is a batch and no other is; anything else is computed whole."""
 
-    def only(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def only(func: Function, args: Args, kwargs: Kwargs) -> Any:
         if not args or not isinstance(args[0], BatchTensor) or any(isinstance(a, BatchTensor) for a in args[1:]):
             return NotImplemented
         return rule(func, args, kwargs)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from duoka.view.rules.batch_norm import combined
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 from duoka.view.tensor.spec import Spec
 
 NAMES = ("var", "std", "var_mean", "std_mean")
 
 
-def correction_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def correction_of(args: Args, kwargs: Kwargs) -> float:
     """Return the number that is subtracted from the count, from `correction` or `unbiased`."""
     if (correction := kwargs.get("correction")) is not None:
         return float(correction)

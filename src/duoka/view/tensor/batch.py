@@ -18,7 +18,10 @@ from duoka.view.view import View
 
 _NUMBER = re.compile(r"\d+")
 
-Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Rule = Callable[[Function, Args, Kwargs], Any]
 
 
 class Traits(NamedTuple):
@@ -192,11 +195,7 @@ class BatchTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Callable[..., Any], types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # Where _replay.c was built, its `call` stands in place of this method (native.py).
         return BatchTensor.dispatch(func, args, kwargs or {})
@@ -322,12 +321,7 @@ def join_results(outs: Sequence[Any], batches: Sequence[MultiShareBatch] = ()) -
     return first
 
 
-def call_each_share(
-    call: Callable[[tuple[Any, ...], dict[str, Any]], Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    draws: bool = False,
-) -> Any:
+def call_each_share(call: Callable[[Args, Kwargs], Any], args: Args, kwargs: Kwargs, draws: bool = False) -> Any:
     """Make `call(args, kwargs)` for each local share of the batches among the arguments, and combine the results.
 
     draws: as for `LocalShares.each`.

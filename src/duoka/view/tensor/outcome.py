@@ -17,7 +17,7 @@ from torch import Tensor
 
 from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, tree_map_only
 from duoka.view.support.transforms import without_modes
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import Strides, contiguous_strides, local_distance, same_layout
 from duoka.view.view import View
@@ -55,7 +55,7 @@ class Outcome:
 UNKNOWN, RAISES = Outcome(), Outcome(raises=True)
 
 
-def outcome_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device."""
     if func is Tensor.__deepcopy__:
         return UNKNOWN  # the copy of a tensor on "meta" is dense, unlike all devices'
@@ -201,7 +201,7 @@ class BackwardName:
     computes without values.
     """
 
-    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
         with WithoutTorchFunctions():  # a recorder need not know
             self._call = func, *tree_map_only(Tensor, _without_values, (args, kwargs))
 
