@@ -32,7 +32,7 @@ from duoka.plain.session import open_session
 from duoka.plain.shared_random import SharedRandom
 from duoka.planning.plan import Plan
 from duoka.strategies import create
-from duoka.view.support.determinism import be_deterministic
+from duoka.strategies.exact import be_deterministic
 from duoka.view.view import View
 
 INTERCEPTIONS = (

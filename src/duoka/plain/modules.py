@@ -23,7 +23,7 @@ from duoka.inference.replicas import InlinePool
 from duoka.plain.session import Session
 from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints, tree_map_only
 from duoka.view.modules.recomputing import on_rows
-from duoka.view.support.hook_numbers import unnumbered
+from duoka.view.support.originals import unnumbered
 
 
 def install(session: Session) -> None:

@@ -17,8 +17,8 @@ from duoka.plain.shared_random import SharedRandom
 from duoka.planning.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.run.backward import BackwardObserver
 from duoka.strategies import create
+from duoka.strategies.exact import be_deterministic
 from duoka.system import environment
-from duoka.view.support.determinism import be_deterministic
 
 INTERCEPTIONS = (  # as in a plain script
     modules.install,

@@ -25,7 +25,7 @@ from duoka.collectives.stream_waits import StreamWaits
 from duoka.planning.rows import ratio
 from duoka.private.light import not_compiled
 from duoka.strategies.memory import model_bytes
-from duoka.view.support.hook_numbers import unnumbered
+from duoka.view.support.originals import unnumbered
 from duoka.view.view import View
 
 FIRST = 5  # steps before the first window, in which kernels are chosen

@@ -31,8 +31,8 @@ from duoka.system.user_code import user_line
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
-from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.kinds import is_sharded
+from duoka.view.support.originals import unnumbered
 from duoka.view.tensor.batch import BatchTensor
 
 _EXACT = ("cpu", torch.float32)  # represents sums of 16-bit numbers exactly, over up to so many ranks:

@@ -28,6 +28,7 @@ from duoka.collectives.tree_sum import Subtrees, Tree, start_sum
 from duoka.errors import Refused
 from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
+from duoka.system import environment
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import call_hooks
 from duoka.view.support import originals
@@ -201,3 +202,15 @@ class Exact(Bucketed):
                 if grad is not None:
                     grad = call_hooks(hooks, grad)
                 leaf.grad = grad if earlier is None else earlier if grad is None else earlier + grad
+
+
+def be_deterministic(device: torch.device) -> None:
+    """Let each operation give the same bits each time; torch raises an error for one that cannot.
+
+    On CPUs all can: torch names `put_`, whose bits depend on the number of threads alone, which exact keeps the same.
+    """
+    environment.set_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first use of a GPU
+    torch.use_deterministic_algorithms(True, warn_only=device.type == "cpu")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
+    # The attributes may be frozen (torch.backends.disable_global_flags).
+    torch.backends.cudnn.set_flags(_benchmark=False, _deterministic=True, _fp32_precision=None)

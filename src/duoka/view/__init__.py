@@ -6,9 +6,9 @@ tensor/         the batch tensor, and the placement of its samples
 dispatch/       one torch function of batch tensors: its rule, recorded rules, computed whole
 rules/          what each torch function computes on a rank's rows
 modules/        calls of modules: plain inputs, compiled modules, activation checkpointing
-shares/         the partition of a batch, several shares in a process, collectives with gradients, BatchNorm
+shares/         the partition of a batch, several shares in a process, collectives with gradients
 random/         random draws for rows, and the generators
-support/        torch's originals, hooks, transforms, batch sizes
+support/        torch's originals, transforms, batch sizes
 """
 
 from duoka.view.rules import install

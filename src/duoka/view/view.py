@@ -26,8 +26,7 @@ from duoka.view.row_independent import RowIndependent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
 from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCollectives
 from duoka.view.shares.partition import Partition
-from duoka.view.support.hook_numbers import unnumbered
-from duoka.view.support.originals import register_hook
+from duoka.view.support.originals import register_hook, unnumbered
 from duoka.view.support.recent import KEPT, Recent
 from duoka.view.support.sizes import SizeWatch
 from duoka.view.tally import Tally

@@ -81,7 +81,7 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _with_rows_on_host(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall, view: View
+    func: Function, args: Args, kwargs: Kwargs, call: DescribedCall, view: View
 ) -> Any:
     """Make a call with offloaded rows: they stay, and the result's device is that which the script sees of them."""
     assert view.device is not None
@@ -101,7 +101,7 @@ def _with_rows_on_host(
 
 
 def _run_as_all_ranks(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall, view: View
+    func: Function, args: Args, kwargs: Kwargs, call: DescribedCall, view: View
 ) -> Any:
     """Make a call by its rule on all ranks, or whole on all if it fails for the rows of one."""
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from duoka.view.dispatch import native
 from duoka.view.rules import (
-    along,
     apart,
     attention,
     batch_norm,
@@ -19,7 +18,6 @@ from duoka.view.rules import (
     indexing,
     lists,
     losses,
-    packing,
     pointwise,
     products,
     randomness,
@@ -35,13 +33,11 @@ FAMILIES = (
     shapes,
     indexing,
     blocks,
-    along,
     products,
     batch_norm,
     apart,
     attention,
     recurrent,
-    packing,
     losses,
     randomness,
     lists,

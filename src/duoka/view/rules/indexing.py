@@ -1,4 +1,4 @@
-"""Rules for indexing that keeps every row: `x[:, 0]`, `x[torch.arange(n), lengths - 1]`, `table[ids]`."""
+"""Rules for what selects entries of every row: `x[:, 0]`, `x[torch.arange(n), lengths - 1]`, `table[ids]`, gather."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ from torch import Tensor
 from duoka.private.torch import count_users
 from duoka.view.aliased import holders
 from duoka.view.rules.blocks import blocks_of
-from duoka.view.rules.lookup import align, dtype_of, functions, localise, ndim_of, rows_in, same_rows, shape_of
+from duoka.view.rules.lookup import (
+    NotByRows,
+    align,
+    argument,
+    dtype_of,
+    functions,
+    localise,
+    ndim_of,
+    rows_in,
+    same_rows,
+    shape_of,
+)
+from duoka.view.rules.recurrent import select_rows
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, laid_out
 from duoka.view.tensor.spec import Spec
 
@@ -287,6 +299,55 @@ def at_positions(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return batch if out is batch._local else BatchTensor(out, spec)
 
 
+def along(func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Select entries of rows by indices that are rows, along a dimension other than the batch."""
+    batch = args[0] if args else None
+    by_rows = func not in _BY_POSITION
+    dim = argument(args, kwargs, 1 if func not in _DIM_LAST else 2, "dim")
+    if func in _GATHERING and isinstance(batch, Tensor) and not isinstance(batch, BatchTensor):
+        return _from_plain(func, batch, dim, argument(args, kwargs, 2, "index"), kwargs)
+    if not isinstance(batch, BatchTensor) or not isinstance(dim, int):
+        return NotImplemented
+    spec, right = batch._spec, ndim_of(batch) - batch._spec.dim
+    if dim % ndim_of(batch) == spec.dim:
+        return NotImplemented if by_rows else select_rows(func, args, kwargs)
+
+    def local(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not by_rows:
+            return value
+        if ndim_of(value) != ndim_of(batch) or shape_of(value)[spec.dim] != spec.size:
+            raise NotByRows  # positions for some of the rows only
+        if isinstance(value, BatchTensor) and (value._spec.partition, value._spec.dim) != (spec.partition, spec.dim):
+            raise NotByRows
+        return localise(value, spec, right)
+
+    if not by_rows and any(isinstance(value, BatchTensor) for value in (*args[1:], *kwargs.values())):
+        return NotImplemented
+    rows = [local(value) for value in args[1:]], {name: local(value) for name, value in kwargs.items()}
+    return BatchTensor(func(batch._local, *rows[0], **rows[1]), spec)
+
+
+def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: Kwargs) -> Any:
+    """Compute `table.gather(dim, ids)` of a replicated table, by indices that are rows."""
+    if not isinstance(index, BatchTensor) or kwargs.keys() - {"dim", "index"} or not table.dim():
+        return NotImplemented
+    spec = index._spec
+    if dim % table.dim() == spec.dim:
+        return BatchTensor(func(table, dim, index._local), spec)
+    return BatchTensor(func(rows_in(table, spec, spec.dim), dim, index._local), spec)
+
+
+_GATHERING = functions("gather")
+_BY_POSITION = functions("index_select")  # the same positions for each row
+_DIM_LAST = functions("take_along_dim")
+
+
+def along_in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """As `along`, writing to the local rows."""
+    done = along(func, args, kwargs)
+    return done if done is NotImplemented else args[0]
+
+
 RULES: dict[Function, Rule] = {
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
@@ -296,4 +357,8 @@ RULES: dict[Function, Rule] = {
         + functions("index_add_ index_copy_ index_fill_ index_reduce_", (Tensor,)),
         at_positions,
     ),
+    **dict.fromkeys(
+        functions("gather take_along_dim index_select scatter scatter_add scatter_reduce", (Tensor, torch)), along
+    ),
+    **dict.fromkeys(functions("scatter_ scatter_add_ scatter_reduce_", (Tensor,)), along_in_place),
 }

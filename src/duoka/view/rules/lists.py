@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
 from duoka.view.copies import wait_for_copies
 from duoka.view.rules.lookup import align, localise
-from duoka.view.rules.norms import whole_norms
+from duoka.view.rules.statistics import whole_norms
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, MultiShareBatch, Rule, batches_in
 
 

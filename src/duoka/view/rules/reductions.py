@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.view.rules import norms, spread
+from duoka.view.rules import statistics
 from duoka.view.rules.apart import rows_apart
 from duoka.view.rules.lookup import argument, from_left, functions
 from duoka.view.rules.pointwise import pointwise
@@ -33,11 +33,11 @@ def reduce(func: Function, args: Args, kwargs: Kwargs) -> Any:
     dims, keepdim = _dims_of(name, batch, args, kwargs)
     dims = dims and from_left(dims, batch.dim())
     if dims is None or (batch._spec.dim in dims):
-        if name in spread.NAMES:
-            return spread.spread(name, batch, dims, keepdim, spread.correction_of(args, kwargs))
+        if name in statistics.SPREADS:
+            return statistics.spread(name, batch, dims, keepdim, statistics.correction_of(args, kwargs))
         if name in ("norm", "vector_norm"):
-            order = norms.order_of(func, args, kwargs, matrices=(batch.dim() if dims is None else len(dims)) > 1)
-            norm = norms.whole_norm(batch, order, kwargs.get("dtype"), dims, keepdim)
+            order = statistics.order_of(func, args, kwargs, matrices=(batch.dim() if dims is None else len(dims)) > 1)
+            norm = statistics.whole_norm(batch, order, kwargs.get("dtype"), dims, keepdim)
             return NotImplemented if norm is None else norm
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
@@ -52,7 +52,7 @@ def _dims_of(name: str, batch: BatchTensor, args: Args, kwargs: Kwargs) -> tuple
     """Return the reduced dimensions (None: all) and keepdim, from wherever the function takes them."""
     index = 2 if name in _DIM_SECOND else 1
     dim = argument(args, kwargs, index, "dim", kwargs.get("axis", _DIM_OF.get(name)))
-    of_spread = name in spread.NAMES
+    of_spread = name in statistics.SPREADS
     if of_spread and isinstance(dim, bool):  # unbiased, of everything
         dim = None
     keepdim = bool(argument(args, kwargs, index + (2 if of_spread else 1), "keepdim", False))

@@ -18,7 +18,7 @@ class Partition:
     weights: of each rank's share, in proportion to which it gets rows; empty: sizes differ by at most 1. counts: the
     number of such even shares that each rank has one after the other; empty: one.
 
-    It is also the interface of `Scattered` (`rules/packing.py`), whose rows are not contiguous: there `start` and
+    It is also the interface of `Scattered` (`rules/recurrent.py`), whose rows are not contiguous: there `start` and
     `bounds` count rows that are concatenated rank by rank, and only `local_rows` and `in_order` know their places.
     """
 

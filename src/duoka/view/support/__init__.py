@@ -1,1 +1,1 @@
-"""Helpers: the user's line, torch's settings and original functions, hooks, caches."""
+"""What the other folders need: torch's original functions, transforms, kinds of modules, caches, batch sizes."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.backends import flags_frozen
 
-from duoka.view.support.determinism import be_deterministic
+from duoka.strategies.exact import be_deterministic
 from tests.view.processes import all_well, forked
 
 
