@@ -80,9 +80,7 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return _run_as_all_ranks(func, args, kwargs, call, view)
 
 
-def _with_rows_on_host(
-    func: Function, args: Args, kwargs: Kwargs, call: DescribedCall, view: View
-) -> Any:
+def _with_rows_on_host(func: Function, args: Args, kwargs: Kwargs, call: DescribedCall, view: View) -> Any:
     """Make a call with offloaded rows: they stay, and the result's device is that which the script sees of them."""
     assert view.device is not None
     asked, shown = asked_device(func, args, kwargs), call.batches[0]._shown_device
@@ -100,9 +98,7 @@ def _with_rows_on_host(
     return out
 
 
-def _run_as_all_ranks(
-    func: Function, args: Args, kwargs: Kwargs, call: DescribedCall, view: View
-) -> Any:
+def _run_as_all_ranks(func: Function, args: Args, kwargs: Kwargs, call: DescribedCall, view: View) -> Any:
     """Make a call by its rule on all ranks, or whole on all if it fails for the rows of one."""
     try:
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches, kwargs):
