@@ -220,6 +220,9 @@ LAYOUTS = {
         "print(type(pair), y is x, z.stride())",
         "print(type(x.hsplit(2)), type(torch.atleast_2d(x, z)), torch.atleast_2d(x, z)[0] is x)",
     ),
+    "a result in the memory of the other operand": on(
+        "(6, 1, 3)", "torch.add(x.swapaxes(0, 1), 1, out=x.permute(1, 0, 2))"
+    ),
     "a result in the memory of an argument": on(
         "(4, 2, 4)",
         "y = x[:, :1].expand(x.shape)",
@@ -431,6 +434,12 @@ OTHERS = {
         "buffer = io.BytesIO(); torch.save({'x': x, 'views': [x.t(), x[:, 1:]], 'y': x + 1}, buffer); buffer.seek(0)",
         "loaded = torch.load(buffer); loaded['x'].zero_(); print(loaded, loaded['views'][1].stride())",
         header=("import io",),
+    ),
+    "a write through data to a batch of which a function has saved a part": on(
+        "(7, 3)",
+        "w.grad = None; h = [part @ w for part in x.split(3)][0] * x[1]; x.data[:, 1] = 0; h.sum().backward()",
+        "print(w.grad.tolist())",
+        header=("w = (torch.arange(9.).view(3, 3) / 9).requires_grad_()",),
     ),
     "a loss in a function that is computed again": on(
         "(6, 3)",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from duoka.private.torch import (
     is_transformed,
     memory_of,
     tree_leaves,
+    uncounted,
     version_of,
 )
 from duoka.system.user_code import user_line
@@ -384,10 +385,12 @@ def _gather_again(copies: list[AliasedCopy]) -> list[None]:
 
     copies: the same copy as each local share knows it.
     """
-    with torch.no_grad():
-        full = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
-        strides = copies[0].rows.stride()
-        without_repetitions(copies[0].full, strides).copy_(without_repetitions(full, strides))
+    first = copies[0]
+    counted = first.rows_version() != first.versions[0]  # else the script has written through `x.data`
+    with torch.no_grad(), nullcontext() if counted else uncounted(first.full):
+        full = first.spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
+        strides = first.rows.stride()
+        without_repetitions(first.full, strides).copy_(without_repetitions(full, strides))
     for copy in copies:
         copy.mark_equal()
     return [None] * len(copies)

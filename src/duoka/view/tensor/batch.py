@@ -267,7 +267,9 @@ def note_gathered(batch: BatchTensor, full: Tensor) -> None:
 def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
     """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records."""
     if same_layout(tensor.shape, tensor.stride(), strides):
-        return tensor
+        # torch compares the strides of dimensions of size 1, too, to tell whether two tensors are the same memory.
+        same = tensor.requires_grad or tensor.stride() == strides
+        return tensor if same else tensor.as_strided(tensor.shape, strides)
     shape, tensor = tensor.shape, without_repetitions(tensor, strides)
     order = memory_order(strides)
     if is_dense(tensor.shape, strides):
