@@ -63,7 +63,10 @@ def _keep_activations(session: Session) -> None:
 
     A backward pass goes through all shares, so it is not known which share's activations to recompute.
     """
-    kept = "activations are kept where the script checkpoints them: a backward pass goes through all shares"
+    kept = (
+        "activations are kept where the script checkpoints them, as a backward pass goes through all shares: buffers "
+        "(BatchNorm's statistics) are updated once, and not again by a recomputation"
+    )
 
     def make_generator(original: Callable[..., Any]) -> Callable[..., Any]:
         def nothing_before_or_after(*args: Any, **kwargs: Any) -> Iterator[None]:
