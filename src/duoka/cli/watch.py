@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -93,12 +93,7 @@ def _runs(pid: int | None) -> list[RunRecord]:
     return [record for record in runs if record.pid == pid] if pid is not None else list(shown)
 
 
-@dataclass(frozen=True)
-class Look:
-    """The states of the runs that go on, and the last ones of those that have ended since the look before."""
-
-    states: list[RunState]
-    ended: list[RunState]
+Look = tuple[list[RunState], list[RunState]]  # of the runs that go on, and the last ones of those that have ended
 
 
 def _looks(pid: int | None, once: bool) -> Iterator[Look]:
@@ -120,7 +115,7 @@ def _looks(pid: int | None, once: bool) -> Iterator[Look]:
             followed = watchers.pop(run)[1]
             ended.append(replace(before[run], record=followed.read()))
             followed.close()
-        yield Look(list(states.values()), ended)
+        yield list(states.values()), ended
         before = states
         looks += 1
         if not runs or (once and looks == 2):
@@ -138,10 +133,10 @@ def _gpus(runs: list[RunRecord]) -> dict[str, Gpu]:
 
 def _print_lines(looks: Iterator[Look]) -> None:
     """Print each state as a line of JSON, and a line for each run that has ended."""
-    for look in looks:
-        for state in look.states:
+    for states, ended in looks:
+        for state in states:
             click.echo(showing.as_line(showing.as_data(state)))
-        for state in look.ended:
+        for state in ended:
             click.echo(showing.as_line(showing.end_as_data(state)))
 
 
@@ -151,7 +146,7 @@ def _print_last(looks: Iterator[Look]) -> None:
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     first = next(looks)
-    console.print(showing.as_tables(next(looks, first).states or first.states))
+    console.print(showing.as_tables(next(looks, first)[0] or first[0]))
 
 
 def _draw(looks: Iterator[Look]) -> None:
@@ -162,11 +157,11 @@ def _draw(looks: Iterator[Look]) -> None:
         live = Live(auto_refresh=False, transient=False)
         ending.callback(live.stop)
         live.start()
-        for look in looks:
-            for state in look.ended:
+        for states, ended in looks:
+            for state in ended:
                 live.console.print(showing.end_in_words(state), highlight=False, markup=False)
-            if look.states:
-                live.update(showing.as_tables(look.states), refresh=True)
+            if states:
+                live.update(showing.as_tables(states), refresh=True)
 
 
 command = click.Command(

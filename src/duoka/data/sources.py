@@ -12,7 +12,6 @@ Each yields batch tensors, or plain ones if the batch is not sharded.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -32,20 +31,6 @@ from duoka.view.view import View
 ContextFactory = Callable[[], AbstractContextManager[None]]
 
 
-class BatchSource(ABC):
-    """The batches of one loader, epoch after epoch. epoch: index of the next one."""
-
-    epoch = 0
-
-    @abstractmethod
-    def begin(self, skip: int) -> Iterator[Any]:
-        """Begin an epoch without its first `skip` batches (or pieces)."""
-
-    @abstractmethod
-    def draw(self) -> None:
-        """Draw the order of the current epoch now."""
-
-
 def choose(
     loader: DataLoader[Any],
     piece_sampler: PieceSampler | None,
@@ -63,17 +48,23 @@ def choose(
     if can_split(loader, loading):
         return SplitSource(through, batches, view, loading, rank_local)
     if view.ranks.world_size == 1:
-        return WholeSource(through, batches)
+        return BatchSource(through, batches)
     return CountedSource(through, batches, view)
 
 
-class WholeSource(BatchSource):
-    """The loader itself. batches: its batch sampler; None: skipped batches have to be read."""
+class BatchSource:
+    """The batches of a loader, epoch after epoch: here those of the loader itself. epoch: index of the next one.
+
+    batches: its batch sampler; None: skipped batches have to be read.
+    """
+
+    epoch = 0
 
     def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None) -> None:
         self._through, self._order = through, batches
 
     def begin(self, skip: int) -> Iterator[Any]:
+        """Begin an epoch without its first `skip` batches (or pieces)."""
         if self._order is not None:
             self._order.skip = skip
         batches = iter(self._through)
@@ -82,11 +73,12 @@ class WholeSource(BatchSource):
         return batches
 
     def draw(self) -> None:
+        """Draw the order of the current epoch now."""
         if self._order is not None:
             self._order.draw()
 
 
-class SplitSource(WholeSource):
+class SplitSource(BatchSource):
     """A loader of which each rank reads its own rows."""
 
     def __init__(
@@ -111,7 +103,7 @@ class SplitSource(WholeSource):
         return super().begin(skip)
 
 
-class CountedSource(WholeSource):
+class CountedSource(BatchSource):
     """A loader that every rank reads whole, with the number of samples in each batch."""
 
     def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None, view: View) -> None:

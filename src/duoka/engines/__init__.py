@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from duoka.engines import kubernetes, lsf, mpi, slurm, torchrun
-from duoka.engines.task import LocalRank, Task
+from duoka.engines.task import Task
 from duoka.errors import MISSING, OptionError
 from duoka.planning.options import ONE_MACHINE, Machines
 from duoka.system import environment
 
-__all__ = ["LocalRank", "Task", "find", "machines", "refuse_copies"]
+__all__ = ["Task", "find", "machines", "refuse_copies"]
 
 # In this order: srun may start mpirun, and that torchrun; the innermost one's variables count.
 ENGINES: tuple[Callable[[], Task | None], ...] = (
@@ -58,7 +58,6 @@ def machines(typed: int | None) -> Machines | None:
     if not task.host or not task.port:
         hint = f"{task.engine} does not say where rank 0 is; for example: mpirun -x MASTER_ADDR=node1 duoka run"
         raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {task.count} processes", hint)
-    local = task.local or LocalRank(0)
     return Machines(
         task.count,
         task.rank,
@@ -66,8 +65,8 @@ def machines(typed: int | None) -> Machines | None:
         task.port,
         engine=task.engine,
         each=task.each,
-        local_rank=local.rank,
-        here=local.count or 0,
+        local_rank=task.local_rank or 0,
+        here=task.here or 0,
         store=task.store,
         job=f"{task.job} {task.attempt}",
         home=task.home,

@@ -58,4 +58,4 @@ def _first_pod() -> str:
 
 def _task(rank: int, count: int, address: tuple[str | None, int] | None) -> Task:
     host, port = address or ("", 0)
-    return Task("Kubernetes", rank, count, None, count, host or "", port, how=HOW)
+    return Task("Kubernetes", rank, count, machines=count, host=host or "", port=port, how=HOW)

@@ -6,7 +6,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from duoka.engines.task import LocalRank, Task
+from duoka.engines.task import Task
 from duoka.system import environment
 
 NAME = "LSF"
@@ -24,8 +24,7 @@ def find() -> Task | None:
     port = environment.port_of(zlib.crc32(job.encode()))
     hosts = _hosts()
     address = environment.master(port) or (hosts[0] if hosts else "", port)
-    local = None if local_rank is None else LocalRank(local_rank, here)
-    return Task(NAME, rank, count, local, len(hosts) or None, *address, job=job, home=True, how=HOW)
+    return Task(NAME, rank, count, local_rank, here, len(hosts) or None, *address, job=job, home=True, how=HOW)
 
 
 def _hosts() -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from dataclasses import replace
 
-from duoka.engines.task import LocalRank, Task
+from duoka.engines.task import Task
 from duoka.system import environment
 from duoka.system.processes import process_stat
 
@@ -22,8 +23,8 @@ def open_mpi() -> Task | None:
         return None
     machines = environment.number("OMPI_MCA_orte_num_nodes")
     job = environment.variable("PMIX_NAMESPACE") or environment.variable("OMPI_MCA_ess_base_jobid")
-    local = None if local_rank is None else LocalRank(local_rank, here)
-    return _task("Open MPI", rank, count, local, machines if machines != 1 or here == count else None, job, HOW)
+    machines = machines if machines != 1 or here == count else None
+    return _with_address(Task("Open MPI", rank, count, local_rank, here, machines, job=job or "", home=True, how=HOW))
 
 
 def hydra() -> Task | None:
@@ -33,23 +34,21 @@ def hydra() -> Task | None:
     if rank is None or count is None or of_slurm == (rank, count):
         return None
     local_rank, here = environment.number("MPI_LOCALRANKID"), environment.number("MPI_LOCALNRANKS")
-    local = LocalRank(rank, count) if local_rank is None else LocalRank(local_rank, here)
-    return _task("MPI", rank, count, local, None, environment.variable("PMI_ID"), HYDRAS_HOW)
+    local_rank, here = (rank, count) if local_rank is None else (local_rank, here)
+    job = environment.variable("PMI_ID") or ""
+    return _with_address(Task("MPI", rank, count, local_rank, here, job=job, home=True, how=HYDRAS_HOW))
 
 
-def _task(
-    engine: str, rank: int, count: int, local: LocalRank | None, machines: int | None, job: str | None, how: str
-) -> Task:
-    """Create a task. MPI does not name rank 0's host; if all tasks are on one machine, a port suffices."""
-    all_here = local is None or local.count in (None, count)
-    if job is None and all_here:
-        job = _starter()
-    port = None if job is None else environment.port_of(zlib.crc32(job.encode()))
+def _with_address(task: Task) -> Task:
+    """Return a task with the address of rank 0, whose host MPI does not name: if all are on one machine, a port does."""
+    all_here = task.local_rank is None or task.here in (None, task.count)
+    job = task.job or (all_here and _starter()) or ""
+    port = environment.port_of(zlib.crc32(job.encode())) if job else None
     address = environment.master(port)
     if address is None and port is not None and all_here:
         address = (environment.LOOPBACK, port)
     host, port = address or ("", 0)
-    return Task(engine, rank, count, local, machines, host, port, job=job or "", home=True, how=how)
+    return replace(task, host=host, port=port, job=job)
 
 
 def _starter() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from duoka.engines.task import LocalRank, Task
+from duoka.engines.task import Task
 from duoka.errors import OptionError
 from duoka.system import environment
 
@@ -23,11 +23,11 @@ def find() -> Task | None:
         return None
     machines = environment.number("SLURM_STEP_NUM_NODES") or environment.number("SLURM_NNODES") or 1
     local_rank, here = environment.number("SLURM_LOCALID"), _here()
-    local = None if local_rank is None else LocalRank(local_rank, here if here is None or here > local_rank else None)
+    here = here if here is not None and here > (local_rank or 0) else None
     host, port = _address() if tasks > 1 else ("", 0)
     job = f"{environment.variable('SLURM_JOB_ID')}.{environment.variable('SLURM_STEP_ID')}"
     start = environment.number("SLURM_RESTART_COUNT") or 0
-    return Task(NAME, rank, tasks, local, machines, host, port, job=f"{job}.{start}", home=True, how=HOW)
+    return Task(NAME, rank, tasks, local_rank, here, machines, host, port, job=f"{job}.{start}", home=True, how=HOW)
 
 
 def idle_machines() -> int:

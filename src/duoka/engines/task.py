@@ -11,19 +11,11 @@ DEFAULT_PORT = 29500  # torchrun's
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRank:
-    """Number `rank` of the `count` tasks of a machine; count None: unknown."""
-
-    rank: int
-    count: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
     """Task number `rank` of the `count` that a launcher has started for one job.
 
     engine: the launcher's name. job: a text that names this job and this start of it, equal in all of its tasks.
-    local: number among the tasks of its machine; None: unknown. machines: number of machines; None: unknown.
+    local_rank: number among the `here` tasks of its machine. machines: number of machines. None: unknown.
     host, port: address of task 0; an empty host: unknown.
     store: the launcher's own torch store is at that address. attempt: number of restarts by the launcher.
     home: all machines of the job share the user's home directory.
@@ -33,7 +25,8 @@ class Task:
     engine: str
     rank: int
     count: int
-    local: LocalRank | None = None
+    local_rank: int | None = None
+    here: int | None = None
     machines: int | None = None
     host: str = ""
     port: int = 0
@@ -46,12 +39,11 @@ class Task:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.count:
             self.refuse("the rank", self.rank, f"from 0 to {self.count - 1}")
-        local = self.local
-        here = None if local is None else local.count or local.rank + 1
-        if local is not None and here is not None and not 0 <= local.rank < here <= self.count:
-            claim = f"{local.rank} of {here} on its machine, and {self.count} in all"
+        local = self.local_rank
+        if local is not None and not 0 <= local < (here := self.here or local + 1) <= self.count:
+            claim = f"{local} of {here} on its machine, and {self.count} in all"
             self.refuse("the local rank", claim, "one of those of its machine")
-        if self.local is None and self.machines not in (None, self.count):
+        if local is None and self.machines not in (None, self.count):
             self.refuse(
                 "the number of processes", f"{self.count} on {self.machines} machines", "one for each machine"
             )
@@ -65,7 +57,7 @@ class Task:
 
         One task on a machine starts workers for its devices; several on a machine are one rank each.
         """
-        if self.local is None or (self.local.count == 1 and self.machines in (None, self.count)):
+        if self.local_rank is None or (self.here == 1 and self.machines in (None, self.count)):
             return "machine"
         return "rank"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duoka.engines.task import LocalRank, Task
+from duoka.engines.task import Task
 from duoka.system import environment
 
 NAME = "torchrun"
@@ -21,7 +21,8 @@ def find() -> Task | None:
         NAME,
         rank,
         count,
-        LocalRank(local_rank, environment.number("LOCAL_WORLD_SIZE")),
+        local_rank,
+        environment.number("LOCAL_WORLD_SIZE"),
         machines,
         host,
         port,

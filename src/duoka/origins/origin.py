@@ -71,9 +71,9 @@ class Grouped(Origin):
             return None
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         task = engines.find()
-        if task is None or task.local is None or (task.rank, task.count) != (rank, size):
+        if task is None or task.local_rank is None or (task.rank, task.count) != (rank, size):
             return cls(rank, size, 0)
-        return cls(rank, size, task.local.rank)
+        return cls(rank, size, task.local_rank)
 
     def store(self, timeout: float) -> Store:
         return PrefixStore("duoka", store_of_default_group())
@@ -89,7 +89,7 @@ class Started(Origin):
     def detect(cls) -> Started | None:
         """Return the rank that an engine has set in the environment; None if there is none."""
         task = engines.find()
-        return None if task is None else cls(task.rank, task.count, task.local.rank if task.local else 0, task)
+        return None if task is None else cls(task.rank, task.count, task.local_rank or 0, task)
 
     def store(self, timeout: float) -> Store:
         task = self.task
