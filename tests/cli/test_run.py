@@ -121,11 +121,11 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     said = capsys.readouterr().err
     assert said.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: duoka run train.py (pid ")
     assert "duoka: error: --devices free:3: 2 GPUs are available now" in said
-    shared.locks.release()
-    first.locks.release()
+    shared.locks.close()
+    first.locks.close()
     again = run._allocate(Options(Target("train.py"), devices="free:1"), 0)
     assert [device.index for device in again.decided.devices] == [1]
-    again.locks.release()
+    again.locks.close()
 
 
 def test_a_part_of_a_card(
@@ -142,7 +142,7 @@ def test_a_part_of_a_card(
     assert f"duoka run train.py (pid {os.getpid()}, since " in capsys.readouterr().out.splitlines()[4]
     assert main(["run", "--devices", "free:1", "train.py"]) == 2
     assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has locked it" in capsys.readouterr().err
-    allocation.locks.release()
+    allocation.locks.close()
 
 
 def test_an_option_of_the_script_before_it_is_told_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,7 @@ def test_who_waits_keeps_no_more_than_it_wants_and_can_use(eight: Path) -> None:
         assert [gpu.index for gpu in known.gpus if gpu.awaited is not None] == [4]
         assert known.gpus[4].awaited is not None
         assert known.gpus[4].awaited.command == "other"
-    place.release()
+    place.close()
 
 
 def test_who_wants_several_is_kept_no_part_of_a_card(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_who_wants_several_is_kept_no_part_of_a_card(eight: Path, monkeypatch: p
     with pytest.raises(DevicesBusy, match=r"GPU 0:0: other \(pid [0-9]+\) is ahead in the queue for it"):
         _allocate("best:1")
     for held in (*places, allocation.locks):
-        held.release()
+        held.close()
 
 
 def test_named_cards_are_waited_for_too(eight: Path) -> None:
@@ -192,8 +192,8 @@ def test_named_cards_are_waited_for_too(eight: Path) -> None:
     for text in ("4,", "GPU-44c05a1b", "0,", "auto"):
         with pytest.raises(DevicesBusy, match=r"GPU [04]: "):
             _allocate(text, wait=0.01)
-    first.locks.release()
-    again.locks.release()
+    first.locks.close()
+    again.locks.close()
     assert _numbers(_allocate("4,", wait=0.01)) == [4]
 
 
@@ -210,7 +210,7 @@ def test_what_others_put_into_the_queue_harms_nobody(eight: Path) -> None:
         (eight / f"{number}.waits").write_text(text)
     assert len(_allocate("free:4").decided.devices) == 4
     for one in held:
-        one.release()
+        one.close()
     with Locks() as here:
         assert here.queue() == []
     assert list(eight.glob("*.waits")) == []
@@ -241,4 +241,4 @@ def test_cards_that_disappear_while_one_waits(eight: Path, monkeypatch: pytest.M
         _allocate("free:5", 30, say)
     assert not isinstance(error.value, DevicesBusy)
     assert len(said) == 1
-    first.locks.release()
+    first.locks.close()

@@ -64,7 +64,7 @@ def test_the_kernel_frees_a_lock_when_the_last_holder_is_gone(tmp_path: Path) ->
         assert locks.holder("GPU-a") is None
         held, others = locks.hold(["GPU-a"], "mine")
     assert others == {}
-    held.release()
+    held.close()
     process.stdout.close()
 
 
@@ -74,12 +74,12 @@ def test_who_has_it_is_told(tmp_path: Path) -> None:
         again, others = locks.hold(["GPU-b", "GPU-c"], "second")
     assert none == {}
     assert {uuid: (other.command, other.pid) for uuid, other in others.items()} == {"GPU-b": ("first", os.getpid())}
-    held.release()
-    held.release()
+    held.close()
+    held.close()
     with Locks(tmp_path) as locks:
         assert locks.holder("GPU-b") is None
         assert locks.holder("GPU-c") is not None
-    again.release()
+    again.close()
 
 
 def test_a_lock_file_with_anything_in_it_still_locks(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_lock_file_with_anything_in_it_still_locks(tmp_path: Path) -> None:
             holder = locks.holder("GPU-a")
         assert holder is not None
         assert holder.command == "another program"
-        held.release()
+        held.close()
 
 
 def test_where_no_lock_can_be_kept_nothing_is_taken_and_it_is_said(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_where_no_lock_can_be_kept_nothing_is_taken_and_it_is_said(tmp_path: Pat
         assert locks.holder("GPU-a") is None
         held, others = locks.hold(["GPU-a"], "mine")
     assert others == {}
-    held.release()
+    held.close()
 
 
 def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,9 @@ def _watch(pid: int | None, as_json: bool, once: bool) -> int:
         return 0
     with suppress(KeyboardInterrupt, BrokenPipeError):
         if as_json:
-            _print_lines(looks)
+            for states, ended in looks:
+                for data in (*map(showing.as_data, states), *map(showing.end_as_data, ended)):
+                    click.echo(showing.as_line(data))
         elif once or not sys.stdout.isatty():
             _print_last(looks)
         else:
@@ -129,15 +131,6 @@ def _gpus(runs: list[RunRecord]) -> dict[str, Gpu]:
         return {}
     cards = inventory.read().gpus
     return {f"GPU {gpu.number}": gpu for card in cards for gpu in (card, *card.parts)}
-
-
-def _print_lines(looks: Iterator[Look]) -> None:
-    """Print each state as a line of JSON, and a line for each run that has ended."""
-    for states, ended in looks:
-        for state in states:
-            click.echo(showing.as_line(showing.as_data(state)))
-        for state in ended:
-            click.echo(showing.as_line(showing.end_as_data(state)))
 
 
 def _print_last(looks: Iterator[Look]) -> None:

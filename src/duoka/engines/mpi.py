@@ -40,7 +40,7 @@ def hydra() -> Task | None:
 
 
 def _with_address(task: Task) -> Task:
-    """Return a task with the address of rank 0, whose host MPI does not name: if all are on one machine, a port does."""
+    """Return a task with rank 0's address. MPI does not name its host; a port is enough on one machine."""
     all_here = task.local_rank is None or task.here in (None, task.count)
     job = task.job or (all_here and _starter()) or ""
     port = environment.port_of(zlib.crc32(job.encode())) if job else None

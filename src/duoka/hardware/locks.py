@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from duoka.hardware.gpu import Holder
 from duoka.system.machine import runtime_folder
 
 MUTEX_LIMIT = 10.0  # seconds
+HeldLocks = ExitStack  # locks of this process and those it forks, until `close` or until all have ended
 UNKNOWN = Holder(0, "another program", 0.0)
 
 
@@ -36,24 +37,6 @@ class QueueEntry:
     holder: Holder
     request: str
     visible: str | None
-
-
-class HeldLocks:
-    """Locks held by this process and those it forks, until `release` or until all end."""
-
-    def __init__(self, files: Iterable[int] = ()) -> None:
-        self._files = list(files)
-
-    def release(self) -> None:
-        """Release all locks. Further calls do nothing."""
-        while self._files:
-            os.close(self._files.pop())
-
-    def __enter__(self) -> HeldLocks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Locks:
@@ -96,15 +79,15 @@ class Locks:
 
         Returns the locks taken, and for GPUs that other processes have locked their holders, by UUID.
         """
-        files: list[int] = []
+        held = HeldLocks()
         others: dict[str, Holder] = {}
         for uuid in () if self.problem else uuids:
             file = _create_locked(self._path(uuid), asdict(Holder(os.getpid(), command, time.time())))
             if file is None:
                 others[uuid] = self.holder(uuid) or UNKNOWN
             else:
-                files.append(file)
-        return HeldLocks(files), others
+                held.callback(os.close, file)
+        return held, others
 
     def queue(self) -> list[QueueEntry]:
         """Return the queue in order, and remove the files of processes that no longer wait."""
@@ -125,7 +108,10 @@ class Locks:
         file = _create_locked(
             self.folder / f"{number}.waits", {"holder": holder, "request": request, "visible": visible}
         )
-        return number, HeldLocks([] if file is None else [file])
+        held = HeldLocks()
+        if file is not None:
+            held.callback(os.close, file)
+        return number, held
 
     def _path(self, uuid: str) -> Path:
         return self.folder / f"{uuid.replace('/', '-')}.lock"

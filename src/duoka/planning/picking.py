@@ -40,7 +40,7 @@ class Picked(tuple[torch.device, ...]):
 
     def release(self) -> None:
         """Release the locks."""
-        self._held.release()
+        self._held.close()
 
     def __enter__(self) -> Picked:
         return self

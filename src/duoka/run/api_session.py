@@ -91,7 +91,10 @@ def open_api_session(
     name, shares = "single" if ranks.world_size == 1 else "fsdp", 0  # for the models that request it
     if settings.strategy == "exact":
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
-        _check_exact(settings)
+        for option, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
+            if (value := getattr(settings, option)) != allowed:
+                hint = "its bits would depend on the devices"
+                raise OptionError(option, value, f"{allowed} with strategy='exact'", hint)
         be_deterministic(device)
     strategy = create(
         name, ranks, settings.compress, shares, settings.weights, cpu_offload=settings.cpu_offload, every=False
@@ -104,10 +107,3 @@ def open_api_session(
         install_safetensors(session)
         session.patches.reach()
     return ApiSession(**vars(session), backward=backward)
-
-
-def _check_exact(settings: RunSettings) -> None:
-    for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
-        value = getattr(settings, name)
-        if value != allowed:
-            raise OptionError(name, value, f"{allowed} with strategy='exact'", "its bits would depend on the devices")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.parameter import is_lazy
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import memory_of
-from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession
@@ -32,35 +30,27 @@ NOT_OPTIONS = {  # of `run.model`, but of DistributedDataParallel or other libra
 }
 
 
-def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], None]) -> None:
-    """Move `module` to its device, in place, and keep its parameters in step.
+def prepare(module: nn.Module, strategy: str, machine: str, session: ApiSession, device: torch.device) -> None:
+    """Move `module` to `device`, in place, shard it if the strategy does, and keep its parameters in step.
 
-    bring: moves it.
+    machine: of this rank.
 
     Raises:
-        OptionError: it cannot be kept in step.
+        OptionError: it cannot be kept in step, or not by this strategy.
         RanksApart: it differs between ranks; raised on every rank.
     """
     _check(module)
     check_same(_layout(module), session.ranks, _difference)
-    bring(module)
+    machines = ranks_by_machine(machine, session.ranks) if strategy == "hsdp" else []
+    if strategy in ("fsdp", "hsdp") and (not machines or len(machines[0]) > 1):  # one rank holds the model whole
+        shard(module, session, device, machines)
+    else:
+        move(module, device)
     for parameter in module.parameters():
         session.strategy.adopt(parameter)
     if session.ranks.world_size > 1:
         for buffer in module.buffers():
             session.ranks.broadcast_into(buffer, 0)
-
-
-def mover(strategy: str, machine: str, session: ApiSession, device: torch.device) -> Callable[[nn.Module], None]:
-    """Return the function that moves a model to `device`, and shards it if the strategy does. machine: of this rank.
-
-    Raises OptionError if the strategy is hsdp, and machines have different numbers of ranks.
-    """
-    if strategy in ("fsdp", "hsdp"):
-        machines = ranks_by_machine(machine, session.ranks) if strategy == "hsdp" else []
-        if not machines or len(machines[0]) > 1:  # a machine of one rank holds the model whole
-            return partial(shard, session=session, device=device, machines=machines)
-    return partial(move, device=device)
 
 
 def move(module: nn.Module, device: torch.device) -> None:
@@ -114,9 +104,7 @@ def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device
     return chosen
 
 
-def shard(
-    module: nn.Module, session: ApiSession, device: torch.device, machines: Sequence[Sequence[int]] = ()
-) -> None:
+def shard(module: nn.Module, session: ApiSession, device: torch.device, machines: Sequence[Sequence[int]]) -> None:
     """Shard the parameters of `module` over all ranks, then move it to `device`.
 
     machines: the ranks of each machine, all of which hold a copy of the model; empty: there is one copy. Of a module

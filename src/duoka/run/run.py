@@ -24,7 +24,7 @@ from duoka.run.agreement import LocalReductions, check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.logs import Logs, check_step, check_values
-from duoka.run.models import NOT_OPTIONS, chosen_strategy, mover, prepare
+from duoka.run.models import NOT_OPTIONS, chosen_strategy, prepare
 from duoka.supervision.tracebacks import headline
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
@@ -104,7 +104,7 @@ class Run:
         if strategy == "auto":
             strategy = chosen_strategy(module, self._machine_name, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
-        prepare(module, session, mover(strategy, self._machine_name, session, self.device))
+        prepare(module, strategy, self._machine_name, session, self.device)
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.use_bucket_views(module.parameters())
