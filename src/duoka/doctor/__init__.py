@@ -1,4 +1,4 @@
-"""Checks of a machine for `duoka doctor`: one module for each subject, listed in `SUBJECTS`.
+"""Checks of a machine for `duoka doctor`, by the subjects in `SUBJECTS`.
 
 A subject is a function without arguments that yields findings; a problem that it detects is a finding, not an
 exception. A subject that exceeds its time limit is reported as a finding.

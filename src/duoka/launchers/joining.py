@@ -42,6 +42,10 @@ LOOK = 0.05  # seconds between two looks at connections that are being authentic
 HELLO_TIMEOUT = 5.0  # seconds that each of them has
 MOST_NAMED = 8  # machines in one message
 REPORT_WAIT_AFTER = 3.0  # seconds of waiting after which a line says for whom
+COMPARED = (  # settings of the plan
+    *("strategy", "shares", "batch_norm", "randomness", "loading", "blocks", "checkpoint_activations", "cpu_offload"),
+    *("row_independent", "timeout", "step_timeout", "restarts"),
+)
 WITHOUT_KEY = (
     "the machines share no key, so anybody who reaches this port can take part in the run and read what it "
     "computes; give all machines the same DUOKA_KEY or --key-file to prevent that"
@@ -165,19 +169,8 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "the script's argument list": list(plan.target.args),
         **files,
         "the script's kind": plan.kind.value,
-        "--strategy": plan.strategy,
-        "--shares": plan.shares,
+        **{f"--{name.replace('_', '-')}": getattr(plan, name) for name in COMPARED},
         "--rows": [plan.weights, plan.measures_rows],
-        "--batch-norm": plan.batch_norm,
-        "--randomness": plan.randomness,
-        "--loading": plan.loading,
-        "--blocks": list(plan.blocks),
-        "--checkpoint-activations": plan.checkpoint_activations,
-        "--cpu-offload": plan.cpu_offload,
-        "--row-independent": list(plan.row_independent),
-        "--timeout": plan.timeout,
-        "--step-timeout": plan.step_timeout,
-        "--restarts": plan.restarts,
         "--threads": plan.threads if plan.strategy == "exact" else None,
         "the type of the devices": plan.devices[0].type,
     }
