@@ -51,8 +51,5 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 command = click.Command(
-    "doctor",
-    callback=doctor,
-    help=HELP,
-    params=[click.Option(["--json", "as_json"], is_flag=True, help="As data.")],
+    "doctor", callback=doctor, help=HELP, params=[click.Option(["--json", "as_json"], is_flag=True, help="As data.")]
 )

@@ -21,15 +21,7 @@ from duoka.cli.script_command import (
     options_of,
     target_of,
 )
-from duoka.cli.trial import (
-    decide_and_take,
-    own_ranks_error,
-    say_plan,
-    sayer,
-    shown_options,
-    to_the_end,
-    write_report,
-)
+from duoka.cli.trial import decide_and_take, own_ranks_error, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.hardware import inventory
 from duoka.planning.describing import described_rows

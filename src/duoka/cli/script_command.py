@@ -94,13 +94,10 @@ COMPUTING = (
             text="With fsdp: blocks compute activations again in the backward pass, which takes less memory.",
         ),
         option(
-            "--cpu-offload",
-            text="With fsdp: keep parameters, gradients and optimizer states in the host's memory.",
+            "--cpu-offload", text="With fsdp: keep parameters, gradients and optimizer states in the host's memory."
         ),
         option(
-            "--shares",
-            "N",
-            "With exact: shares of each batch, a power of two. [default: 8, or as many as devices]",
+            "--shares", "N", "With exact: shares of each batch, a power of two. [default: 8, or as many as devices]"
         ),
         option("--rows", "auto|even|3:1", ROWS, ""),
         option(

@@ -14,14 +14,12 @@ Why: docs/decisions/0013-reading-samples.md
 from __future__ import annotations
 
 import copy
-import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -41,7 +39,7 @@ from duoka.private.torch import (
 )
 from duoka.supervision import tracebacks
 from duoka.system.user_code import user_line
-from duoka.view.random.generators import random_marks, random_states, set_random_states
+from duoka.view.random.generators import random_marks, random_states, seed_all, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
@@ -226,10 +224,7 @@ class Reader:
 
     def _read_seeded(self, epoch: int, index: Any) -> Any:
         states = random_states()
-        seed = zlib.crc32(f"{self._seed}/{epoch}/{index!r}".encode())
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
+        seed_all(zlib.crc32(f"{self._seed}/{epoch}/{index!r}".encode()))
         seeded = random_marks() if self._reseeds else None
         try:
             return self.dataset[index]

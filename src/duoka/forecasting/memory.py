@@ -280,8 +280,4 @@ def as_data(forecast: MemoryForecast) -> str:
 
 
 def _layout_data(layout: MemoryLayout) -> dict[str, Any]:
-    return {
-        "strategy": layout.strategy,
-        "devices": layout.devices,
-        "checkpoint_activations": layout.checkpoints,
-    }
+    return {"strategy": layout.strategy, "devices": layout.devices, "checkpoint_activations": layout.checkpoints}

@@ -11,15 +11,7 @@ from duoka.hardware import spec
 from duoka.hardware.choice import Choice, choose
 from duoka.hardware.gpu import Device
 from duoka.hardware.inventory import Inventory
-from duoka.planning.options import (
-    ONE_MACHINE,
-    Machines,
-    Options,
-    Settings,
-    one_of,
-    shares_for,
-    shares_of,
-)
+from duoka.planning.options import ONE_MACHINE, Machines, Options, Settings, one_of, shares_for, shares_of
 from duoka.planning.rows import rows_of
 from duoka.script import Kind, Script
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-import numpy as np
 import torch
 
 from duoka.collectives.base import Collectives
@@ -29,6 +27,7 @@ from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system import environment
 from duoka.system.messages import say
+from duoka.view.random.generators import seed_all
 
 TIMEOUT = 600.0
 
@@ -99,7 +98,7 @@ def start(
     check_same(options, ranks, lambda first, other: f"duoka.start was given {first} by rank 0, but {other}")
     entropy = ranks.broadcast_object(secrets.randbits(63), 0) if seed is None else seed
     if seed is not None or ranks.world_size > 1:
-        _seed_all(entropy)
+        seed_all(entropy)
     opened = open_logs(logs if origin.rank == 0 else [])
     tell = say if origin.rank == 0 else lambda text: None
     run = Run(origin, chosen, open_api_session(ranks, settings, chosen, entropy, tell), opened)
@@ -179,12 +178,6 @@ def _connect(origin: Origin, timeout: float) -> Collectives:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.communication.here))
     process.runs += 1  # also if it fails: the next run has keys of its own
     return process.communication.collectives(origin.rank, origin.world_size, timeout, process.runs)
-
-
-def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def _close_at_exit(run: Run) -> None:

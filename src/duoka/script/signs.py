@@ -384,8 +384,5 @@ def _ends(statements: Sequence[ast.stmt]) -> bool:
     last = statements[-1]
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         called = last.value.func
-        return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in (
-            "exit",
-            "_exit",
-        )
+        return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in ("exit", "_exit")
     return isinstance(last, ast.Raise)

@@ -9,7 +9,6 @@ import _thread  # a thread of the threading module would be waited for
 import json
 import os
 import posix
-import random
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -20,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
 from duoka.launchers.worker import Observer
@@ -30,6 +27,7 @@ from duoka.origins.process import this_process
 from duoka.supervision.status_board import StatusSlot
 from duoka.system import environment
 from duoka.trials.scratch import Scratch, redirect
+from duoka.view.random.generators import seed_all
 
 END = "end.json"
 TO_LEAVE = 10.0  # seconds for threads and atexit functions of a script that was ended
@@ -100,9 +98,7 @@ class TrialObserver(Observer, ABC):
 
     def _seed(self) -> None:
         seed = self.seed + self.slot.rank if self.own_rows else self.seed
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_all(seed)
         process = this_process()
         if isinstance(process.origin, Forked):
             process.origin = replace(process.origin, seed=seed)

@@ -32,11 +32,7 @@ def as_tables(states: Sequence[RunState]) -> Group:
 
 def _headline(state: RunState) -> Text:
     record = state.record
-    words = [
-        f"{printable(record.name)} (pid {record.pid})",
-        f"{duration(state.seconds)}",
-        f"step {state.steps:,}",
-    ]
+    words = [f"{printable(record.name)} (pid {record.pid})", f"{duration(state.seconds)}", f"step {state.steps:,}"]
     if state.position.words():
         words.append(state.position.words())
     if state.steps_per_second is not None:

@@ -55,6 +55,13 @@ def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], No
     return functions
 
 
+def seed_all(seed: int) -> None:
+    """Seed torch's, Python's and numpy's generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_states() -> tuple[Any, ...]:
     """Return the states of torch's, Python's and numpy's generators."""
     return (
