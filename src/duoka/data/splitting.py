@@ -49,26 +49,25 @@ CHANGES = 2  # batches that may change a dataset: the first may open a file or f
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request for one batch: its indices, its number in the epoch, and the number of the epoch.
+    """A request for one batch: its indices, and the number of the epoch.
 
     weights: of the ranks' shares (`Partition`) when it was requested, which may be long before it is read.
     """
 
     epoch: int
-    number: int
     indices: list[Any]
     weights: tuple[float, ...]
 
 
-class NumberedSampler:
+class RequestSampler:
     """A batch sampler that yields `BatchRequest`s. `epoch` is set when one begins."""
 
     def __init__(self, batches: Iterable[Sequence[Any]], view: View) -> None:
         self._batches, self._view, self.epoch = batches, view, 0
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        numbered = enumerate(self._batches, 1)  # begins the script's sampler now, as its loader does
-        return (BatchRequest(self.epoch, number, list(indices), self._view.weights) for number, indices in numbered)
+        batches = iter(self._batches)  # begins the script's sampler now, as its loader does
+        return (BatchRequest(self.epoch, list(indices), self._view.weights) for indices in batches)
 
     @property
     def batch_size(self) -> int | None:
@@ -145,13 +144,14 @@ class Reader:
         try:
             return self._labelled(request)
         except Exception as error:
-            tracebacks.trim(error)
+            tracebacks.trim(error)  # here, as the traceback goes to the loader as text
             where = f"in DataLoader worker process {info.id}"
             return ExceptionWrapper((type(error), error, error.__traceback__), where)
 
     def _labelled(self, request: BatchRequest) -> LabelledBatch:
         """Read this rank's rows if the batch may be split, else all of them."""
         n = len(request.indices)
+        # In a batch of fewer samples some rank would have no row.
         if n >= self._split.fewest and self.may_split:
             partition = self._split.of(n, request.weights)
             of_rank = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
@@ -201,6 +201,7 @@ class Reader:
         if self.seeded:
             with self._rank_local():
                 return self._read(request)
+        # A draw by this rank alone would part the ranks' generators: wrong numbers, without an error.
         before, drawn = random_marks(), [state_of(generator) for generator in self._generators]
         with self._rank_local():
             batch = self._read(request)
@@ -223,7 +224,7 @@ class Reader:
         return default_collate([self.dataset[index] for index in request.indices])
 
     def _read_seeded(self, epoch: int, index: Any) -> Any:
-        states = random_states()
+        states = random_states()  # restored after it: the script's own draws are those of one device
         seed_all(zlib.crc32(f"{self._seed}/{epoch}/{index!r}".encode()))
         seeded = random_marks() if self._reseeds else None
         try:
@@ -239,7 +240,7 @@ class SplitIterator:
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
         self._reader, self._view = reader, view
         assert loader.batch_sampler is not None
-        self._sampler = NumberedSampler(loader.batch_sampler, view)
+        self._sampler = RequestSampler(loader.batch_sampler, view)
         self._loader = _reading_through(loader, reader, self._sampler)
         self._begin()
         self._batches = new_iterator(self._loader)
@@ -266,9 +267,9 @@ class SplitIterator:
             self._view.raised(error)
             raise
         batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
-        if not self._view.splits(n):
+        if not self._view.splits(n):  # every rank computes all of it
             return batch
-        weights = labelled.weights
+        weights = labelled.weights  # not the view's, which may have changed since the worker read it
         if is_local and not is_stacked(batch, self._reader.rows_of(n, weights)):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled.why:
@@ -291,14 +292,14 @@ class SplitIterator:
         return tree_map_only(Tensor, as_batch, batch)
 
 
-def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: NumberedSampler) -> DataLoader[Any]:
+def _reading_through(loader: DataLoader[Any], reader: Reader, sampler: RequestSampler) -> DataLoader[Any]:
     """Copy a loader, with samplers and generator, so that it reads through `reader`."""
     through = copy.copy(loader)
     init = loader.worker_init_fn
     changes = {
         "dataset": reader,
         "collate_fn": as_is,
-        "batch_sampler": numbered,
+        "batch_sampler": sampler,
         "worker_init_fn": init and _WithDataset(init),
         KEPT_ITERATOR: None,
     }

@@ -143,7 +143,6 @@ TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scr
 class EndNotice:
     """Another machine ends its ranks, or is lost. asked: the signal that it was sent, if that is the reason."""
 
-    machine: int
     asked: signal.Signals | None = None
 
 
@@ -261,9 +260,9 @@ class OtherMachines(Peers):
         """Return the notice of another machine that ends its ranks or is lost; None if there is none."""
         for machine, message in self._received("announce_end").items():
             if machine != self._channel.number:
-                return EndNotice(machine, None if message.value is None else signal.Signals(message.value))
-        gone = (machine for machine in self._channel.lost if machine not in self._received("verdict"))
-        return next((EndNotice(machine) for machine in gone), None)
+                return EndNotice(None if message.value is None else signal.Signals(message.value))
+        concluded = self._received("verdict")
+        return EndNotice() if any(machine not in concluded for machine in self._channel.lost) else None
 
     def conclude(self, verdict: Verdict, group: WorkerGroup) -> Verdict:
         """Return the verdict on the whole run, given that on this machine's ranks.
