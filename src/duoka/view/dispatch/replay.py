@@ -20,8 +20,18 @@ from torch.overrides import TorchFunctionMode
 from duoka.hardware.vendors import TYPES
 from duoka.private.torch import WithoutTorchFunctions
 from duoka.view.shares.local import Outdated
-from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, MultiShareBatch, batches_in
+from duoka.view.tensor.batch import (
+    Args,
+    BatchTensor,
+    Function,
+    Kwargs,
+    MultiShareBatch,
+    Traits,
+    batches_in,
+    may_write,
+)
 from duoka.view.tensor.spec import Meta
+from duoka.view.view import View
 
 Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of a call -> its result
 
@@ -51,9 +61,10 @@ class DescribedCall:
     of the other tensors in the inputs. batches: in order.
     """
 
-    __slots__ = ("batches", "inputs", "key", "plain")
+    __slots__ = ("args", "batches", "func", "inputs", "key", "kwargs", "plain")
 
-    def __init__(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
+    def __init__(self, func: Function, args: Args, kwargs: Kwargs) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
         self.inputs: list[Any] = []
         self.plain: list[int] = []
         self.batches: list[BatchTensor] = []
@@ -76,6 +87,20 @@ class DescribedCall:
         except (Unkeyed, RuntimeError):  # RuntimeError: a sparse tensor has no strides
             self.key = None
             self.batches = batches_in((args, kwargs))
+
+    @property
+    def view(self) -> View:
+        """That of the first batch."""
+        return self.batches[0]._meta.spec.view
+
+    @property
+    def traits(self) -> Traits:
+        """What is known of the function's rule."""
+        return BatchTensor.traits_of(self.func)
+
+    def may_write(self) -> bool:
+        """Return True if the function may write to its arguments."""
+        return may_write(self.func, self.kwargs)
 
     def _add(self, value: Any, kind: type, key: list[Any]) -> None:
         """Add an argument to key and inputs.
