@@ -26,7 +26,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:
-        """Keep `parameter` in step: equal values and gradients on every rank. Further calls do nothing."""
+        """Keep `parameter` in step: equal values and gradients on every rank. Further calls do nothing.
+
+        Three places call it, as each may be the first to see a parameter: an optimizer, maybe before any model is
+        called; a model's first call, for what no optimizer has; `View.replicate`, for a leaf outside of both.
+        """
 
     def optimize(self, parameter: Tensor) -> None:
         """Adopt a parameter that the script has given to an optimizer."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -86,18 +86,132 @@ class WholeHook:
         return total if changed is None else changed
 
 
-@dataclass(slots=True)
 class _Pass:
-    """One backward pass."""
+    """One backward pass. strategy: whose parameters it reaches. buckets: those expected, of parameters by number."""
 
-    buckets: list[list[int]]
-    ready: dict[int, int] = field(default_factory=dict)  # parameter whose gradient is computed -> position in order
-    pending: list[int] = field(default_factory=list)  # per bucket, number of gradients not computed yet
-    bucket_of: dict[int, int] = field(default_factory=dict)
-    sent_buckets: list[_SentBucket] = field(default_factory=list)
-    unplanned: set[int] = field(default_factory=set)  # reached but not planned, or again after being sent
-    sharded: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # the sharded ones that were reached
-    sparse: set[int] = field(default_factory=set)  # those whose gradient is sparse
+    def __init__(self, strategy: Bucketed, buckets: list[list[int]]) -> None:
+        self._strategy, self._ranks, self._infos = strategy, strategy._ranks, strategy._infos
+        self._buckets = buckets
+        self._bucket_of = {index: number for number, members in enumerate(buckets) for index in members}
+        self._pending = [len(members) for members in buckets]  # per bucket, number of gradients not computed yet
+        self._sent: list[_SentBucket] = []
+        self._unplanned: set[int] = set()  # reached but not planned, or again after being sent
+        self.ready: dict[int, int] = {}  # parameter whose gradient is computed -> position in order
+        self.sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the sharded ones that were reached
+        self.sparse: set[int] = set()  # those whose gradient is sparse
+
+    def mark_ready(self, index: int) -> None:
+        """Record that a parameter's gradient is computed, and send the buckets that are complete."""
+        if self._strategy._is_sparse(index):
+            self.sparse.add(index)
+            return
+        again = index in self.ready
+        self.ready.setdefault(index, len(self.ready))  # again: of another part of the graph, or of an inner pass
+        number = self._bucket_of.get(index)
+        if number is None or (again and number < len(self._sent)):
+            self._unplanned.add(index)
+        elif not again:
+            self._pending[number] -= 1
+            # In order, and the last one only at the end, with the report.
+            while len(self._sent) < len(self._buckets) - 1 and not self._pending[len(self._sent)]:
+                self._sent.append(self._send(self._buckets[len(self._sent)]))
+
+    def finish(self, unsynced: Iterable[int]) -> list[list[int]]:
+        """Complete all buckets; return those to expect next time.
+
+        unsynced: parameters whose gradients stayed local before, and are averaged with the others now.
+        """
+        for index in unsynced:
+            if self._strategy._is_sparse(index):
+                self.sparse.add(index)
+            elif index not in self.ready:
+                self.ready[index] = len(self.ready)
+                if index not in self._bucket_of:
+                    self._unplanned.add(index)
+        buckets = self._buckets or [[]]
+        while len(self._sent) < len(buckets) - 1:
+            self._sent.append(self._send(buckets[len(self._sent)]))
+        planned = [index for bucket in buckets for index in bucket]
+        report = [float(index in self.ready) for index in planned]
+        report += [float(len(self._unplanned | (self.sparse - self._strategy._sparse)))]
+        reached, others = self._send_report(buckets[-1], [*report, float(self._strategy._rng_digest())])
+        if not others:
+            self._strategy._store_gradients(self._gradients(reached))
+            still_planned = [index for index in planned if index in reached]
+            return self._buckets if len(reached) == len(planned) else self._strategy._buckets_of(still_planned)
+        extra, order = self._agree()
+        for bucket in self._strategy._buckets_of(extra):
+            sent_bucket = self._send(bucket)
+            sent_bucket.wait()
+            self._sent.append(sent_bucket)  # overrides an earlier one that was sent too early
+        self._strategy._store_gradients(self._gradients(set(order)))
+        return self._strategy._buckets_of(order)
+
+    def _send_report(self, last: list[int], report: list[float]) -> tuple[set[int], bool]:
+        """Send the last bucket and wait for all.
+
+        Returns the planned parameters that any rank reached, and whether any rank reached others. The report is part
+        of the last bucket, unless reading it would make the script wait for its GPU, or the bucket's dtype cannot
+        represent its numbers.
+        """
+        in_bucket = self._ranks.world_size <= _EXACT_RANKS and (not last or self._strategy._holds_numbers(last[0]))
+        if in_bucket or last:
+            self._sent.append(self._send(last, report if in_bucket else []))
+        for sent_bucket in self._sent:
+            sent_bucket.wait()
+        if in_bucket:
+            totals = self._sent[-1].wait()[-len(report) :]
+        else:
+            totals = self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
+        *reached, unplanned, digests = totals.tolist()
+        # If digests differ, that of at least one rank differs from their mean, and this rank's error ends all.
+        if digests != report[-1] * self._ranks.world_size:
+            raise RanksApart(
+                f"the ranks' random states differ at {user_line()}: something draws random numbers on one rank that "
+                "it does not draw on another (a layer that is skipped at random?); try --randomness worker"
+            )
+        planned = [index for sent_bucket in self._sent for index in sent_bucket.members]
+        return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(unplanned)
+
+    def _send(self, members: list[int], report: list[float] | None = None) -> _SentBucket:
+        """Begin to sum the gradients of one bucket."""
+        for index in members:
+            self._infos[index].update()
+        first = self._infos[members[0]] if members else None
+        dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
+        flat = self._strategy._flat(members, torch.tensor(report or [], dtype=dtype, device=device))
+        return _SentBucket(members, self._strategy._start_reduction(flat, members, len(report or [])))
+
+    def _gradients(self, reached: set[int]) -> dict[int, Tensor]:
+        """Return the summed gradients of the parameters that any rank reached."""
+        gradients = {}
+        for sent_bucket in self._sent:
+            sizes = [self._infos[index].shape.numel() for index in sent_bucket.members]
+            parts = sent_bucket.wait()[: sum(sizes)].split(sizes)
+            for index, part in zip(sent_bucket.members, parts, strict=True):
+                if index in reached:
+                    gradients[index] = part.view(self._infos[index].shape)
+        return gradients
+
+    def _agree(self) -> tuple[list[int], list[int]]:
+        """Return the unplanned parameters of any rank, and all parameters reached, in rank 0's order."""
+        count = len(self._infos)
+        mine = torch.full((4, count), -1)
+        for index, position in self.ready.items():
+            mine[0, index] = position
+        for index in self._unplanned:
+            mine[1, index] = 1
+        for index, info in enumerate(self._infos):
+            mine[2, index] = info.tensor() is not None
+            mine[3, index] = index in self.sparse or index in self._strategy._sparse
+        positions, unplanned, alive, sparse = self._ranks.all_gather(mine).unbind(1)
+        self._strategy._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
+        found_sparse = (sparse > 0).any(0).nonzero().flatten().tolist()
+        self._strategy._sparse = set(found_sparse).difference(self._strategy._free)
+        order = [index for index in range(count) if bool((positions[:, index] >= 0).any())]
+        # Those that rank 0 did not reach come last, in the order of adoption.
+        order.sort(key=lambda index: (int(positions[0, index]) < 0, int(positions[0, index])))
+        return [index for index in order if bool((unplanned[:, index] > 0).any())], order
 
 
 class Bucketed(Strategy):
@@ -215,7 +329,7 @@ class Bucketed(Strategy):
         for parameter in [p for p in self._frozen if p.requires_grad]:
             self.adopt(parameter)  # thawed since the last pass
         synced = not self._no_sync
-        self._pass = self._begin(self._plans.get(site, []) if synced else [])
+        self._pass = _Pass(self, self._plans.get(site, []) if synced else [])
         try:
             try:
                 yield
@@ -235,136 +349,25 @@ class Bucketed(Strategy):
         finally:
             self._pass = None
 
-    # --- one pass
-
-    def _begin(self, buckets: list[list[int]]) -> _Pass:
-        bucket_of = {index: number for number, members in enumerate(buckets) for index in members}
-        return _Pass(buckets, pending=[len(members) for members in buckets], bucket_of=bucket_of)
-
     def _mark_ready(self, index: int) -> None:
         """Record that a parameter's gradient is computed; called by autograd."""
-        now = self._pass
-        if now is None:
+        if self._pass is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
         if index in self._no_sync:
             self._unsynced.add(index)
-            return
-        if self._is_sparse(index):
-            now.sparse.add(index)
-            return
-        again = index in now.ready
-        now.ready.setdefault(index, len(now.ready))  # again: of another part of the graph, or of an inner pass
-        number = now.bucket_of.get(index)
-        if number is None or (again and number < len(now.sent_buckets)):
-            now.unplanned.add(index)
-        elif not again:
-            now.pending[number] -= 1
-            # In order, and the last one only at the end, with the report.
-            while len(now.sent_buckets) < len(now.buckets) - 1 and not now.pending[len(now.sent_buckets)]:
-                now.sent_buckets.append(self._send(now.buckets[len(now.sent_buckets)]))
+        else:
+            self._pass.mark_ready(index)
 
     def _finish(self, now: _Pass) -> list[list[int]]:
-        """Complete all buckets; return those to expect next time."""
-        for index in sorted(self._unsynced - self._no_sync):  # their gradients are averaged with the others
-            self._unsynced.discard(index)
-            if self._is_sparse(index):
-                now.sparse.add(index)
-            elif index not in now.ready:
-                now.ready[index] = len(now.ready)
-                if index not in now.bucket_of:
-                    now.unplanned.add(index)
-        buckets = now.buckets or [[]]
-        while len(now.sent_buckets) < len(buckets) - 1:
-            now.sent_buckets.append(self._send(buckets[len(now.sent_buckets)]))
-        planned = [index for bucket in buckets for index in bucket]
-        report = [float(index in now.ready) for index in planned]
-        report += [float(len(now.unplanned | (now.sparse - self._sparse))), float(self._rng_digest())]
-        reached, others = self._send_report(now, buckets[-1], report)
-        if not others:
-            self._store_gradients(self._gradients(now.sent_buckets, reached))
-            self._average_sparse()
-            return (
-                now.buckets if len(reached) == len(planned) else self._buckets([i for i in planned if i in reached])
-            )
-        extra, order = self._agree(now)
-        for bucket in self._buckets(extra):
-            sent_bucket = self._send(bucket)
-            sent_bucket.wait()
-            now.sent_buckets.append(sent_bucket)  # overrides an earlier one that was sent too early
-        self._store_gradients(self._gradients(now.sent_buckets, set(order)))
-        self._average_sparse()
-        return self._buckets(order)
-
-    def _average_sparse(self) -> None:
+        """Complete a pass; return the buckets to expect next time."""
+        unsynced = sorted(self._unsynced - self._no_sync)
+        self._unsynced.difference_update(unsynced)
+        plan = now.finish(unsynced)
         if self._sparse:
             average_sparse([self._infos[index].tensor() for index in sorted(self._sparse)], self._ranks)
+        return plan
 
-    def _send_report(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
-        """Send the last bucket and wait for all.
-
-        Returns the planned parameters that any rank reached, and whether any rank reached others. The report is part
-        of the last bucket, unless reading it would make the script wait for its GPU, or the bucket's dtype cannot
-        represent its numbers.
-        """
-        in_bucket = self._ranks.world_size <= _EXACT_RANKS and (not last or self._holds_numbers(last[0]))
-        if in_bucket or last:
-            now.sent_buckets.append(self._send(last, report if in_bucket else []))
-        for sent_bucket in now.sent_buckets:
-            sent_bucket.wait()
-        if in_bucket:
-            totals = now.sent_buckets[-1].wait()[-len(report) :]
-        else:
-            totals = self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
-        *reached, unplanned, digests = totals.tolist()
-        # If digests differ, that of at least one rank differs from their mean, and this rank's error ends all.
-        if digests != report[-1] * self._ranks.world_size:
-            raise RanksApart(
-                f"the ranks' random states differ at {user_line()}: something draws random numbers on one rank that "
-                "it does not draw on another (a layer that is skipped at random?); try --randomness worker"
-            )
-        planned = [index for sent_bucket in now.sent_buckets for index in sent_bucket.members]
-        return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(unplanned)
-
-    def _send(self, members: list[int], report: list[float] | None = None) -> _SentBucket:
-        """Begin to sum the gradients of one bucket."""
-        for index in members:
-            self._infos[index].update()
-        first = self._infos[members[0]] if members else None
-        dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
-        flat = self._flat(members, torch.tensor(report or [], dtype=dtype, device=device))
-        return _SentBucket(members, self._start_reduction(flat, members, len(report or [])))
-
-    def _gradients(self, sent_buckets: list[_SentBucket], reached: set[int]) -> dict[int, Tensor]:
-        """Return the summed gradients of the parameters that any rank reached."""
-        gradients = {}
-        for sent_bucket in sent_buckets:
-            sizes = [self._infos[index].shape.numel() for index in sent_bucket.members]
-            parts = sent_bucket.wait()[: sum(sizes)].split(sizes)
-            for index, part in zip(sent_bucket.members, parts, strict=True):
-                if index in reached:
-                    gradients[index] = part.view(self._infos[index].shape)
-        return gradients
-
-    def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
-        """Return the unplanned parameters of any rank, and all parameters reached, in rank 0's order."""
-        mine = torch.full((4, len(self._infos)), -1)
-        for index, position in now.ready.items():
-            mine[0, index] = position
-        for index in now.unplanned:
-            mine[1, index] = 1
-        for index, info in enumerate(self._infos):
-            mine[2, index] = info.tensor() is not None
-            mine[3, index] = index in now.sparse or index in self._sparse
-        positions, unplanned, alive, sparse = self._ranks.all_gather(mine).unbind(1)
-        self._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
-        self._sparse = set((sparse > 0).any(0).nonzero().flatten().tolist()).difference(self._free)
-        order = [index for index in range(len(self._infos)) if bool((positions[:, index] >= 0).any())]
-        # Those that rank 0 did not reach come last, in the order of adoption.
-        order.sort(key=lambda index: (int(positions[0, index]) < 0, int(positions[0, index])))
-        extra = [index for index in order if bool((unplanned[:, index] > 0).any())]
-        return extra, order
-
-    def _buckets(self, order: list[int]) -> list[list[int]]:
+    def _buckets_of(self, order: list[int]) -> list[list[int]]:
         """Group consecutive parameters of one dtype and device into buckets of limited size."""
         buckets: list[list[int]] = []
         room, kind = 0, None
