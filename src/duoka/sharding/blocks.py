@@ -26,7 +26,7 @@ from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.pack import Arriving, Kind
 from duoka.system.user_code import user_line
 from duoka.view.copies import CopyStream
-from duoka.view.view import View
+from duoka.view.view import ParameterView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,20 @@ class Blocks:
     can call collectives. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
     backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay unsharded on each
     rank for now. replicas: the ranks with the same shards as this one, each on its machine; None: there are none.
-    offloads: shards, gradients and the optimizer's state stay in the host's memory; blocks are gathered on the device
-    to which the model was moved. uploads: of offloaded parameters. downloads: of their gradients.
+    uploads: of offloaded parameters. downloads: of their gradients.
     """
 
     def __init__(
         self,
-        view: View,
+        view: ParameterView,
         on_gradient: Callable[[Tensor], None] = lambda _: None,
         replicas: Collectives | None = None,
-        offloads: bool = False,
     ) -> None:
         self.view, self.on_gradient = view, on_gradient
-        if offloads:
-            view.device = torch.device("cpu")
         self.replicas = None if replicas is None else View(replicas, lambda _: None)
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
-        view.gradient_norms = self.norms = GradientNorms()
+        self.norms: GradientNorms = view.gradient_norms
         self.uploads, self.downloads = CopyStream(), CopyStream()
         self.defers = False
         self.no_sync: frozenset[Block] = frozenset()

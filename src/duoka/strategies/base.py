@@ -22,7 +22,7 @@ class Strategy(ABC):
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         """Return the view through which this rank sees batches."""
-        return View(ranks, self.adopt, say)
+        return View(ranks, self.adopt, say, prepare_model=self.prepare_model)
 
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:

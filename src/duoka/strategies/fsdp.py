@@ -30,6 +30,7 @@ from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hook
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.sharding.division import divide, groups
+from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.parameter import Sharded, shard, shard_dimension, shard_like
 from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
@@ -38,7 +39,7 @@ from duoka.system import libc
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import hook_of_rows
 from duoka.view.tensor.batch import BatchTensor
-from duoka.view.view import View
+from duoka.view.view import ParameterView, View
 
 _SHOWN = 12  # classes
 
@@ -49,7 +50,8 @@ class ModelSharding:
     leave: called with each parameter that becomes sharded. reach: called with each one that a backward pass reaches.
     say: prints a line. names: classes of the modules that are blocks; empty: found in lists. every: whether every
     model of the run is sharded. machines: the ranks of each machine, all of which hold a copy of the model; empty:
-    all ranks together hold one. offloads: as for `Blocks`.
+    all ranks together hold one. offloads: shards, gradients and the optimizer's state stay in the host's memory;
+    blocks are gathered on the device to which the model was moved.
     """
 
     def __init__(
@@ -67,9 +69,8 @@ class ModelSharding:
         among, replicas = _groups_of_ranks(ranks, machines)
         self._count, self._offloads = among.world_size, offloads
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
-        self.view = view = View(among, lambda leaf: None)
-        view.of_parameters = True
-        self._blocks = Blocks(view, reach, replicas, offloads)
+        self.view = ParameterView(among, GradientNorms(), torch.device("cpu") if offloads else None)
+        self._blocks = Blocks(self.view, reach, replicas)
         self._sharded_count = 0  # parameters so far
         self._flattened = WeakIdKeyDictionary()  # parameters of LBFGS
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
@@ -317,7 +318,7 @@ class Fsdp(Ddp):
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         if self._recomputes:
             view.recomputed = self._sharding.blocks
-        view.prepare_model, view.has_sharded = self.prepare_model, self._every
+        view.has_sharded = self._every
         return view
 
     def optimize(self, parameter: Tensor) -> None:

@@ -50,20 +50,16 @@ class View:
         shares: the local shares.
         alias: returns the leaf that replaces a given leaf in this share (itself, except under `exact`).
         siblings: the views of the local shares, to which this one is appended.
+        prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
 
     Attributes:
         whole_operations: counts of operations that were computed whole.
-        device: of the rows of offloaded parameters; None if parameters stay where they compute.
-        computes_on: the device to which offloaded parameters were moved.
-        gathers_on: the device of the whole tensors of a call with them (`gathering_on`); None: that of the rows.
+        gathers_on: the device of what is computed whole (`gathering_on`); None: that of the rows.
         watch: detects uses of batch sizes, while a compiled module is being checked.
-        of_parameters: True if its batches are sharded parameters and what is computed from them (`duoka.sharding`).
+        of_parameters: True for a `ParameterView`, whose attributes of its own are None here.
         has_sharded: True if models that are called with its batches have sharded parameters.
         sharded: the views of these parameters.
-        written: number of operations that may have written to sharded parameters.
-        gradient_norms: those of sharded parameters (`sharding/gradient_norms.py`); None if it is not of parameters.
         recomputed: modules that compute their activations again in the backward pass.
-        prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         drawn: number of random draws for rows.
         batch_norm: "local" if BatchNorm takes the statistics of each share, else "whole".
         rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
@@ -78,6 +74,11 @@ class View:
         largest: samples of the largest batch that was split.
     """
 
+    computes_on: torch.device | None = None
+    gathers_on: torch.device | None = None
+    gradient_norms: Any = None
+    written = 0
+
     def __init__(
         self,
         ranks: Collectives,
@@ -86,24 +87,20 @@ class View:
         shares: LocalShares | None = None,
         alias: Callable[[Tensor], Tensor] = lambda leaf: leaf,
         siblings: list[View] | None = None,
+        prepare_model: Callable[[nn.Module], None] = lambda module: None,
     ) -> None:
         self.ranks = ranks
         self.shares = LocalShares(ranks) if shares is None else shares
         self.siblings = [] if siblings is None else siblings
         self.siblings.append(self)
-        self.adopt, self.alias = adopt, alias
+        self.adopt, self.alias, self.prepare_model = adopt, alias, prepare_model
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.whole_operations = Tally()
-        self.device: torch.device | None = None
-        self.computes_on: torch.device | None = None
-        self.gathers_on: torch.device | None = None
+        self.device: torch.device | None = None  # this and the next two are read by _replay.c
         self.watch: SizeWatch | None = None
         self.of_parameters = self.has_sharded = False
-        self.sharded: list[View] = []
-        self.written = 0
-        self.gradient_norms: Any = None
+        self.sharded: list[ParameterView] = []
         self.recomputed: Collection[nn.Module] = ()
-        self.prepare_model: Callable[[nn.Module], None] = lambda module: None
         self.drawn = 0
         self.batch_norm = "whole"
         self.rank_stream: RankStream | None = None
@@ -197,13 +194,6 @@ class View:
         finally:
             self.gathers_on = before
 
-    @cached_property
-    def on_host(self) -> View:
-        """The view of copies of offloaded parameters that the script has moved to the host."""
-        view = View(self.ranks, self.adopt, self.say)
-        view.of_parameters, view.gradient_norms = True, self.gradient_norms
-        return view
-
     def replicate(self, tensor: Tensor) -> Tensor:
         """Wrap a replicated tensor that is used with rows, so that its gradient is averaged over ranks.
 
@@ -289,6 +279,24 @@ class View:
 
         total: Tensor = shares.synchronize(reduce, part)
         return total
+
+
+class ParameterView(View):
+    """The view of sharded parameters, and of what is computed from them (`duoka.sharding`).
+
+    gradient_norms: of the parameters (`sharding/gradient_norms.py`). device: of their rows if these are offloaded;
+    None: they stay where they compute. computes_on: the device to which offloaded ones were moved. written: number of
+    operations that may have written to parameters.
+    """
+
+    def __init__(self, ranks: Collectives, gradient_norms: Any = None, device: torch.device | None = None) -> None:
+        super().__init__(ranks, lambda leaf: None)
+        self.of_parameters, self.device, self.gradient_norms = True, device, gradient_norms
+
+    @cached_property
+    def on_host(self) -> ParameterView:
+        """The view of copies of offloaded parameters that the script has moved to the host."""
+        return ParameterView(self.ranks, self.gradient_norms)
 
 
 def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:

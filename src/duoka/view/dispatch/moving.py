@@ -11,6 +11,7 @@ from torch import Tensor
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, may_write
+from duoka.view.view import ParameterView
 
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 
@@ -42,7 +43,9 @@ def on_host(out: Any) -> Any:
     """Return a copy of offloaded rows that the script moves to the host, where they are already."""
     if not isinstance(out, BatchTensor):
         return out
-    return BatchTensor(out._local.clone(), replace(out._spec, view=out._spec.view.on_host), out._meta.strides)
+    view = out._spec.view
+    assert isinstance(view, ParameterView)
+    return BatchTensor(out._local.clone(), replace(out._spec, view=view.on_host), out._meta.strides)
 
 
 def staying(func: Function, args: Args, kwargs: Kwargs, device: torch.device) -> tuple[Any, ...]:
