@@ -136,7 +136,7 @@ def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
     may_be_lost = ending is None or ending.consequence or re.search(FAULTS, ending.error)
     lost = lost_devices(plan, verdict, read) if may_be_lost and plan.devices[0].type != "cpu" else {}
     if lost:
-        return lost_hints(plan, {plan.devices[place]: problem for place, problem in lost.items()})
+        return lost_hints(plan, {plan.devices[rank]: problem for rank, problem in lost.items()})
     fewer_rows = ratio(with_fewer_rows(plan, verdict)) if plan.weights or plan.measures_rows else ""
     return hints(ending.error, plan, ending.held, fewer_rows) if ending is not None else []
 

@@ -195,7 +195,7 @@ def lost_devices(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory])
     first, kind = plan.ranks.start, plan.devices[0].type
     lost = {worker.rank - first: "" for worker in verdict.culprits if says(_error(worker), *LOST_GPU)}
     if kind != "cpu":
-        lost |= {place: problem for place, problem in enumerate(problems(plan.devices, read(kind))) if problem}
+        lost |= {rank: problem for rank, problem in enumerate(problems(plan.devices, read(kind))) if problem}
     return lost
 
 
