@@ -1,10 +1,10 @@
 """The sources of a loader's batches: one class for each way of reading them.
 
-split     a dataset with indices, stacked: each rank reads its own rows (`splitting.py`); also on one rank, as this
-          indexes tensors at once instead of sample by sample
-whole     on one rank, everything else: a custom `collate_fn`, a stream without indices
-counted   the same on several. Every rank reads all of it; of a stream with default_collate each stacks its own rows
-          only.
+SplitSource     a dataset with indices, stacked: each rank reads its own rows (`splitting.py`); also on one rank, as
+                this indexes tensors at once instead of sample by sample
+BatchSource     on one rank, everything else: a custom `collate_fn`, a stream without indices
+CountedSource   the same on several. Every rank reads all of it; of a stream with default_collate each stacks its own
+                rows only.
 
 Each yields batch tensors, or plain ones if the batch is not sharded.
 """
@@ -21,11 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from duoka.data.order import PieceSampler, ResumableSampler
 from duoka.data.splitting import LabelledBatch, Reader, SplitIterator, can_split, is_stacked
-from duoka.errors import Refused
 from duoka.planning.options import Loading
-from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves, tree_map_only
+from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 ContextFactory = Callable[[], AbstractContextManager[None]]
@@ -124,22 +122,9 @@ class CountedSource(BatchSource):
     def _as_batch(self, counted: Any) -> Any:
         if not isinstance(counted, LabelledBatch):
             counted = LabelledBatch(counted, _rows(counted), False)
-        batch, n = counted.batch, counted.n
-        if n is None or not self._view.splits(n):
-            return batch
-        view = self._view
-        if counted.is_local:
-            weights = counted.weights
-            if not is_stacked(batch, view.shares.of_process.of(n, weights).rows):
-                raise Refused(
-                    f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
-                )
-            return tree_map_only(Tensor, lambda leaf: BatchTensor.of_rows(leaf, n, view, weights), batch)
-
-        def as_batch(leaf: Tensor) -> Tensor:
-            return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
-
-        return tree_map_only(Tensor, as_batch, batch)
+        if counted.n is None or not self._view.splits(counted.n):
+            return counted.batch
+        return counted.as_batch_tensors(counted.n, self._view, "give the loader a collate_fn")
 
 
 class CountingCollate:

@@ -100,6 +100,22 @@ class LabelledBatch:
         pinned = tree_map_only(Tensor, lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf, self.batch)
         return replace(self, batch=pinned)
 
+    def as_batch_tensors(self, n: int, view: View, advice: str) -> Any:
+        """Return the batch of `n` samples with batch tensors of its tensors.
+
+        Raises Refused if it holds other rows than this rank's. advice: what to do then.
+        """
+        # Not by the view's weights, which may have changed since the batch was read.
+        if self.is_local and not is_stacked(self.batch, view.shares.of_process.of(n, self.weights).rows):
+            raise Refused(f"a batch of {n} samples is not stacked as the first one was; {advice}")
+
+        def as_batch(leaf: Tensor) -> Tensor:
+            if self.is_local:
+                return BatchTensor.of_rows(leaf, n, view, self.weights)
+            return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
+
+        return tree_map_only(Tensor, as_batch, self.batch)
+
 
 class Reader:
     """Stands for a loader's dataset and `collate_fn`: reads the batch of a request.
@@ -186,10 +202,6 @@ class Reader:
         self._reseeds, self.seeded = False, self._draws
         return batch
 
-    def rows_of(self, n: int, weights: tuple[float, ...]) -> int:
-        """Return the number of rows that this rank reads of a split batch of n."""
-        return self._split.of(n, weights).rows
-
     def _dataset_state(self) -> DatasetState | None:
         return None if self.seeded else DatasetState(self.dataset)
 
@@ -269,9 +281,6 @@ class SplitIterator:
         batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
         if not self._view.splits(n):  # every rank computes all of it
             return batch
-        weights = labelled.weights  # not the view's, which may have changed since the worker read it
-        if is_local and not is_stacked(batch, self._reader.rows_of(n, weights)):
-            raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled.why:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
         if labelled.seeded and not self._reader.seeds_always:
@@ -284,12 +293,7 @@ class SplitIterator:
             return batch
         if self._reader.may_split is None:
             self._reader.may_split = is_local or None  # the workers of the next epoch need not check again
-        view = self._view
-
-        def as_batch(leaf: Tensor) -> BatchTensor:
-            return BatchTensor.of_rows(leaf, n, view, weights) if is_local else BatchTensor.of(leaf, view)
-
-        return tree_map_only(Tensor, as_batch, batch)
+        return labelled.as_batch_tensors(n, self._view, "use --loading whole")
 
 
 def _reading_through(loader: DataLoader[Any], reader: Reader, sampler: RequestSampler) -> DataLoader[Any]:
