@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.collectives.stream_waits import StreamWaits
+from duoka.collectives.streams import StreamWaits
 from duoka.errors import DuokaError
 from duoka.network.keys import Key, sign_object, verify_object
 from duoka.private.torch import StopRecomputation

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
 from duoka.collectives.base import AGREEMENT, Collectives, Exchange, PeerFailed, T
-from duoka.collectives.stream_ends import StreamEnds
+from duoka.collectives.streams import StreamEnds
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter

@@ -21,7 +21,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from duoka.collectives.base import Collectives
-from duoka.collectives.stream_waits import StreamWaits
+from duoka.collectives.streams import StreamWaits
 from duoka.planning.rows import ratio
 from duoka.private.light import not_compiled
 from duoka.strategies.memory import model_bytes

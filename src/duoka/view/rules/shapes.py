@@ -40,54 +40,26 @@ def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -
     raise NotByRows
 
 
-def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
-    shape, total = tuple(batch.shape), batch.numel()
-    if target.count(-1) == 1:
-        known = -prod(target)
-        if known == 0 or total % known:
-            return NotImplemented
-        target = [total // known if size == -1 else size for size in target]
-    if prod(target) != total or total == 0:
-        return NotImplemented
-    spec = place_after_reshape(shape, batch._spec, target)
-    target[spec.dim] = spec.local_size
-    return BatchTensor(batch._local.reshape(target), spec)
-
-
 def reshape(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """view and reshape."""
-    batch = args[0]
-    if not isinstance(batch, BatchTensor):
+    """view, reshape, flatten and unflatten, to the shape that torch gives a whole tensor."""
+    batch = args[0] if args else None
+    if not isinstance(batch, BatchTensor) or batch.numel() == 0:
         return NotImplemented
     dtype = argument(args, kwargs, 1, "dtype")
     if isinstance(dtype, torch.dtype):  # other types have more or fewer numbers in the last dimension
         if dtype.itemsize != batch._rows.itemsize and batch._spec.dim == ndim_of(batch) - 1:
             return NotImplemented
         return BatchTensor(func(batch._local, dtype), batch._spec)
-    return _reshaped(batch, sizes_of(args, kwargs, "size" if func is Tensor.view else "shape"))
+    shape = tuple(batch.shape)
+    target = list(func(torch.empty(shape, device="meta"), *args[1:], **kwargs).shape)
+    spec = place_after_reshape(shape, batch._spec, target)
+    target[spec.dim] = spec.local_size
+    return BatchTensor(batch._local.reshape(target), spec)
 
 
 def as_other(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """view_as, reshape_as and expand_as: only the shape of the other tensor is asked for."""
     return getattr(args[0], func.__name__.partition("_")[0])(shape_of(argument(args, kwargs, 1, "other")))
-
-
-def flatten(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """flatten(start_dim=0, end_dim=-1)."""
-    batch = args[0]
-    shape = list(batch.shape)
-    start = argument(args, kwargs, 1, "start_dim", 0) % len(shape)
-    end = argument(args, kwargs, 2, "end_dim", -1) % len(shape)
-    return _reshaped(batch, [*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :]])
-
-
-def unflatten(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Compute `x.unflatten(dim, sizes)`."""
-    batch, shape = args[0], list(args[0].shape)
-    dim, sizes = argument(args, kwargs, 1, "dim") % len(shape), list(argument(args, kwargs, 2, "sizes"))
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = shape[dim] // -prod(sizes)
-    return _reshaped(batch, [*shape[:dim], *sizes, *shape[dim + 1 :]])
 
 
 def squeeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -101,21 +73,12 @@ def squeeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return BatchTensor(out, batch._spec.at(batch._spec.dim - sum(d < batch._spec.dim for d in gone)))
 
 
-def unsqueeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """unsqueeze(dim)."""
+def moved(func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """permute, unsqueeze and similar: a tensor whose dimensions have different sizes shows where the batch goes."""
     batch, spec = args[0], args[0]._spec
-    dim = argument(args, kwargs, 1, "dim") % (batch.dim() + 1)
-    return BatchTensor(batch._local.unsqueeze(dim), spec.at(spec.dim + (dim <= spec.dim)))
-
-
-def permute(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Any permutation of dimensions, found by applying it to a tensor of sizes 1, 2, 3, ..."""
-    batch = args[0]
-    probe = torch.empty(tuple(range(1, batch.dim() + 1)), device="meta")
-    order = func(probe, *args[1:], **kwargs).shape
-    return BatchTensor(
-        func(batch._local, *args[1:], **kwargs), batch._spec.at(list(order).index(batch._spec.dim + 1))
-    )
+    probe = torch.empty(tuple(range(2, batch.dim() + 2)), device="meta")
+    dim = list(func(probe, *args[1:], **kwargs).shape).index(spec.dim + 2)
+    return BatchTensor(func(batch._local, *args[1:], **kwargs), spec.at(dim))
 
 
 def expand(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -260,19 +223,18 @@ ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({in_place, as_other, at_least, 
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("view reshape", (Tensor, torch)), reshape),
+    **dict.fromkeys(functions("flatten ravel unflatten", (Tensor, torch)), of_a_batch(reshape)),
     **dict.fromkeys(functions("view_as reshape_as expand_as", (Tensor,)), as_other),
-    **dict.fromkeys(functions("flatten ravel", (Tensor, torch)), of_a_batch(flatten)),
-    **dict.fromkeys(functions("unflatten", (Tensor, torch)), of_a_batch(unflatten)),
     **dict.fromkeys(functions("squeeze squeeze_copy", (Tensor, torch)), of_a_batch(squeeze)),
-    **dict.fromkeys(functions("unsqueeze unsqueeze_copy", (Tensor, torch)), of_a_batch(unsqueeze)),
     **dict.fromkeys(
         functions(
-            "permute transpose t swapaxes swapdims movedim moveaxis adjoint permute_copy transpose_copy t_copy",
+            "permute transpose t swapaxes swapdims movedim moveaxis adjoint unsqueeze permute_copy transpose_copy "
+            "t_copy unsqueeze_copy",
             (Tensor, torch),
         ),
-        of_a_batch(permute),
+        of_a_batch(moved),
     ),
-    **dict.fromkeys(getters("T mT H mH"), of_a_batch(permute)),
+    **dict.fromkeys(getters("T mT H mH"), of_a_batch(moved)),
     **dict.fromkeys(functions("expand broadcast_to", (Tensor, torch)), expand),
     **dict.fromkeys(
         functions(
