@@ -463,6 +463,17 @@ OTHERS = {
 }
 
 SHARDED = {
+    "a copy of a state with a batch": on(
+        "(6, 3)",
+        "net(x).sum().backward(); net[0].last = x * 2",
+        "print([value.sum().item() for value in copy.deepcopy(net.state_dict()).values()])",
+        header=(
+            "import copy",
+            "torch.manual_seed(0)",
+            "net = nn.Sequential(nn.Identity(), nn.Linear(3, 2))",
+            "net[0].register_buffer('last', torch.zeros(3))",
+        ),
+    ),
     "traced after a step": on(
         "(6, 3)",
         "net(x).sum().backward(); optimizer.step(); optimizer.zero_grad()",

@@ -25,7 +25,8 @@ sym_ite sym_max sym_min
 sym_not sym_sqrt sym_sum take trace triplet_margin_loss values_copy vdot view_copy
     """,
     "torch.Tensor": """
-__array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __dlpack__ __dlpack_device__
+__array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __deepcopy__ __dlpack__
+__dlpack_device__
 __float__ __format__ __index__ __int__ __long__ __nonzero__ __reduce_ex__ __repr__ __reversed__ __setstate__
 _autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _cdata
 _clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size

@@ -165,7 +165,6 @@ USES: list[tuple[str, Use]] = [
     ("requires_grad_ retain_grad", lambda f, x: f((x * 1).requires_grad_())),
     ("register_hook", lambda f, x: bool(f((x * 1).requires_grad_(), print))),
     ("backward", lambda f, x: _backward(f, x * 1)),
-    ("__deepcopy__", lambda f, x: f(x, {})),
     ("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__ __ipow__", lambda f, x: f(x * 1, 2)),
     ("bool byte char short int long half float double bfloat16 cfloat cdouble chalf", lambda f, x: f(x)),
 ]

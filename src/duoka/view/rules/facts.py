@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
 from duoka.view.support import originals
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, join, laid_out
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, laid_out
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import global_distance
 
@@ -149,14 +148,6 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return None
 
 
-def deepcopy(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Return a new batch, whose memory is that of other copies with this memo, as with the batches."""
-    batch, memo = args
-    return join(
-        [BatchTensor(copy.deepcopy(share._local, memo), share._spec, share._meta.strides) for share in batch._shares]
-    )
-
-
 def new(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`x.new_zeros(sizes)` and similar: a replicated tensor of x's type and device."""
     if batches_in((args[1:], kwargs)):
@@ -193,9 +184,7 @@ def is_tensor(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return True
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset(
-    {global_property, of_device, layout, deepcopy, is_same_size, is_tensor}
-)
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, of_device, layout, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
@@ -213,7 +202,6 @@ RULES: dict[Function, Rule] = {
     Tensor.retain_grad: retain_grad,
     _data.__set__: set_data,
     **dict.fromkeys(functions(NEW), new),
-    Tensor.__deepcopy__: deepcopy,
     Tensor.untyped_storage: storage,
     **dict.fromkeys(functions("is_same_size"), is_same_size),
     torch.is_tensor: is_tensor,

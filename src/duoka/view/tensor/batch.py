@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -192,6 +193,15 @@ class BatchTensor(Tensor):
         if not self._meta.shape:
             raise TypeError("len() of a 0-d tensor")
         return self._meta.shape[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchTensor:
+        """Return a copy, whose memory is that of other copies with this memo, as with the batches.
+
+        No rule: the memo may hold batches of another view, as those of a sharded model's state.
+        """
+        return join(
+            [BatchTensor(deepcopy(share._local, memo), share._spec, share._meta.strides) for share in self._shares]
+        )
 
     @classmethod
     def __torch_function__(

@@ -57,8 +57,6 @@ UNKNOWN, RAISES = Outcome(), Outcome(raises=True)
 
 def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device."""
-    if func is Tensor.__deepcopy__:
-        return UNKNOWN  # the copy of a tensor on "meta" is dense, unlike all devices'
     wholes: dict[int, Tensor] = {}
     batches: list[Tensor] = []
 
