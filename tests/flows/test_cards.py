@@ -229,8 +229,9 @@ def test_a_dataset_of_tensors_on_a_card(flow: Flow) -> None:
             for batch in run.loader(data, batch_size=4):
                 value = batch["x"] if isinstance(batch, dict) else batch[0]
                 print(value.device.type, value.sum().item())
+        print(sum(rows.sum().item() for (rows,) in run.loader((x,), batch_size=4, shuffle=True)))
     """
-    expected = flow.named("cuda 6.0\ncuda 22.0\ncuda 17.0\n") * 4
+    expected = flow.named("cuda 6.0\ncuda 22.0\ncuda 17.0\n") * 4 + "45.0\n"
     assert flow.run(["run", "--devices", "0,1", flow.write("train.py", source)]).ok().stdout == expected
 
 

@@ -11,21 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from duoka.view.random.generators import random_states, set_random_states
 from duoka.view.shares.partition import Partition
 
 
 class ResumableSampler:
-    """A batch sampler that can start at a later batch. skip: number of batches that each iteration skips."""
+    """A batch sampler that can start at a later batch.
 
-    def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
+    sampler: from which it has its numbers. skip: number of batches that each iteration skips.
+    """
+
+    def __init__(self, batches: Iterable[Sequence[Any]], sampler: object = None) -> None:
         self._batches, self.skip = batches, 0
+        # Whose generator is the CPU's, on which torch then does not draw under `torch.set_default_device("cuda")`.
+        self._draws_on_cpu = type(sampler) is RandomSampler and sampler.generator is None
         self._epoch: _EpochBatches | None = None
 
     def __iter__(self) -> Iterator[list[Any]]:
-        self._epoch = _EpochBatches(iter(self._batches), self.skip)
+        self._epoch = _EpochBatches(iter(self._batches), self.skip, self._draws_on_cpu)
         return self._epoch
 
     def __len__(self) -> int:
@@ -40,8 +45,8 @@ class ResumableSampler:
 class _EpochBatches:
     """The batches of one epoch."""
 
-    def __init__(self, batches: Iterator[Sequence[Any]], skip: int) -> None:
-        self._batches, self._skip = batches, skip
+    def __init__(self, batches: Iterator[Sequence[Any]], skip: int, draws_on_cpu: bool) -> None:
+        self._batches, self._skip, self._draws_on_cpu = batches, skip, draws_on_cpu
         self._next: deque[list[Any]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -56,7 +61,8 @@ class _EpochBatches:
     def fetch(self) -> None:
         """Fetch the next batch, if there is one."""
         while not self._next:
-            batch = next(self._batches, None)
+            with torch.device("cpu") if self._draws_on_cpu else nullcontext():
+                batch = next(self._batches, None)
             if batch is None:
                 return
             if self._skip:

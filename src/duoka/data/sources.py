@@ -40,7 +40,7 @@ def choose(
     batches = None
     through = copy.copy(loader)
     if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        batches = ResumableSampler(piece_sampler or loader.batch_sampler)
+        batches = ResumableSampler(piece_sampler or loader.batch_sampler, loader.sampler)
         through.__dict__["batch_sampler"] = batches  # DataLoader.__setattr__ refuses
     through.__dict__[KEPT_ITERATOR] = None
     if can_split(loader, loading):

@@ -106,7 +106,7 @@ class Chunked(Stored):
         there = sum(length for _, _, _, length in self.chunks)
         if math.prod(self.shape) * DTYPES.get(self.dtype, ("", 1))[1] > there:
             raise ValueError(f"{there} bytes were found for {self.shape}")
-        tensor = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        tensor = torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="cpu")
         filled, corners = 0, list[list[int]]()
         for offsets, file, start, length in self.chunks:
             piece = _load(file, start, length)

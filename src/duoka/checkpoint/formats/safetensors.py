@@ -59,7 +59,7 @@ class FileTensor(Stored):
     def read(self) -> Tensor:
         import torch
 
-        tensor = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        tensor = torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="cpu")
         if self.nbytes:
             self.file.read_into(self.start, bytes_of(tensor))
         return tensor
@@ -73,7 +73,7 @@ class FileTensor(Stored):
 
         if not isinstance(like, BatchTensor) or not is_sharded(like) or tuple(like.shape) != self.shape:
             return super().read_like(like)
-        rows = torch.empty(like._meta.local_shape, dtype=getattr(torch, self.dtype))
+        rows = torch.empty(like._meta.local_shape, dtype=getattr(torch, self.dtype), device="cpu")
         memory = bytes_of(rows)
         for run in runs_of(like, rows.itemsize):
             self.file.read_into(self.start + run.at, memory[run.start : run.start + run.size])

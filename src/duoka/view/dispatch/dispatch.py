@@ -91,13 +91,16 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
         call, shown = DescribedCall(*staying(*parts, host)), asked
     elif asked is not None and view.computes_on not in (None, asked):
         return on_host(_replay_or_run(call))
-    if view.computes_on is not None and reads_beside(view.computes_on, call.func, call.args, call.kwargs):
-        with view.gathering_on(view.computes_on):
-            return _whole(call)
-    out = _run_as_all_ranks(call)
-    for batch in batches_in(out):
-        batch._shown_device = shown
-    return out
+    beside = view.computes_on is not None and reads_beside(view.computes_on, call.func, call.args, call.kwargs)
+    with view.gathering_on(view.computes_on if beside else shown or view.gathers_on):
+        out = _whole(call) if beside else _run_as_all_ranks(call)
+
+    def place(leaf: Tensor) -> Tensor:
+        if isinstance(leaf, BatchTensor):
+            leaf._shown_device = shown
+        return leaf if shown is None or not leaf.dim() or isinstance(leaf, BatchTensor) else leaf.to(shown)
+
+    return tree_map_only(Tensor, place, out)
 
 
 def _run_as_all_ranks(call: DescribedCall) -> Any:
