@@ -566,6 +566,8 @@ def is_compiler_imported() -> bool:
 
 def count_compilations() -> int:
     """Return how many graphs were compiled in this process. Public: none."""
+    if not is_compiler_imported():
+        return 0
     import torch._dynamo.utils
 
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -573,6 +575,8 @@ def count_compilations() -> int:
 
 def count_graph_breaks() -> int:
     """Return how many graph breaks there were in this process. Public: torch._dynamo.explain, which runs the code."""
+    if not is_compiler_imported():
+        return 0
     import torch._dynamo.utils
 
     return sum(torch._dynamo.utils.counters["graph_break"].values())

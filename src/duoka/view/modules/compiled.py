@@ -123,7 +123,7 @@ class Compiled:
         if all(isinstance(part, GraphModule) for part in module.children()):  # no call would show that it ran eagerly
             self._failed[module] = _EAGER
             raise _NotProven
-        compilations, breaks = _compilations(), _graph_breaks()
+        compilations, breaks = count_compilations(), count_graph_breaks()
         here = self._here
         here.on_rows, here.ordinary, ordinary = True, {}, here.ordinary
         try:
@@ -133,9 +133,9 @@ class Compiled:
             raise
         finally:
             here.on_rows, here.ordinary = False, ordinary
-        if _graph_breaks() != breaks:
+        if count_graph_breaks() != breaks:
             self._failed[module] = _BREAKS
-        if _compilations() != compilations or module in self._failed:
+        if count_compilations() != compilations or module in self._failed:
             raise _NotProven
         return out
 
@@ -152,9 +152,7 @@ class Compiled:
         before = self._view.interactions
         with watched(self._view) as watch:
             leaves, structure = tree_flatten((args, kwargs))
-            inputs = [
-                BatchTensor(leaf._local, leaf._spec) if isinstance(leaf, BatchTensor) else leaf for leaf in leaves
-            ]
+            inputs = list(map(_again, leaves))
             inner_args, inner_kwargs = tree_unflatten(inputs, structure)
             out = self._uncompiled(original, module, inner_args, inner_kwargs)
             outputs, tree = tree_flatten(out)
@@ -236,11 +234,3 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.requires_grad
     return leaf if isinstance(leaf, (bool, int, float, str)) or leaf is None else type(leaf)
-
-
-def _compilations() -> int:
-    return count_compilations() if is_compiler_imported() else 0
-
-
-def _graph_breaks() -> int:
-    return count_graph_breaks() if is_compiler_imported() else 0

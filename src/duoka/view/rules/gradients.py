@@ -42,11 +42,6 @@ def requires_grad_(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return batch
 
 
-def set_requires_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
-    """The attribute."""
-    requires_grad_(func, args, kwargs)
-
-
 def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return `x.grad`; of a leaf always the same memory, of another batch (`retain_grad`) divided here."""
     batch = args[0]
@@ -307,7 +302,7 @@ ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({backward, backward_of_several,
 
 RULES: dict[Function, Rule] = {
     Tensor.requires_grad_: requires_grad_,
-    _asks_for_grad.__set__: set_requires_grad,
+    _asks_for_grad.__set__: requires_grad_,
     _grad.__get__: get_grad,
     _grad.__set__: set_grad,
     Tensor.backward: backward,

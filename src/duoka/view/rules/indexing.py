@@ -20,6 +20,7 @@ from duoka.view.rules.lookup import (
     argument,
     dtype_of,
     functions,
+    in_place,
     localise,
     ndim_of,
     rows_in,
@@ -342,12 +343,6 @@ _BY_POSITION = functions("index_select")  # the same positions for each row
 _DIM_LAST = functions("take_along_dim")
 
 
-def along_in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """As `along`, writing to the local rows."""
-    done = along(func, args, kwargs)
-    return done if done is NotImplemented else args[0]
-
-
 RULES: dict[Function, Rule] = {
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
@@ -360,5 +355,5 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(
         functions("gather take_along_dim index_select scatter scatter_add scatter_reduce", (Tensor, torch)), along
     ),
-    **dict.fromkeys(functions("scatter_ scatter_add_ scatter_reduce_", (Tensor,)), along_in_place),
+    **dict.fromkeys(functions("scatter_ scatter_add_ scatter_reduce_", (Tensor,)), in_place(along)),
 }

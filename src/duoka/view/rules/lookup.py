@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs
+from duoka.private.torch import tree_map_only
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
 
@@ -132,8 +133,15 @@ def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
 
 def wrap(out: Any, spec: Spec) -> Any:
     """Make batches of tensors, alone or in a (named) tuple or list."""
-    if isinstance(out, Tensor):
-        return BatchTensor(out, spec)
-    parts = [wrap(part, spec) for part in out]
-    kind = type(out)
-    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return tree_map_only(Tensor, lambda rows: BatchTensor(rows, spec), out)
+
+
+def in_place(rule: Rule) -> Rule:
+    """Make the rule of a function that writes to its first argument, a batch, of that of one that makes a new one."""
+
+    def writing(func: Function, args: Args, kwargs: Kwargs) -> Any:
+        if not args or not isinstance(args[0], BatchTensor):
+            return NotImplemented
+        return NotImplemented if rule(func, args, kwargs) is NotImplemented else args[0]
+
+    return writing

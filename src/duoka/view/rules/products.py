@@ -17,6 +17,7 @@ from duoka.view.rules.lookup import (
     align,
     argument,
     functions,
+    in_place,
     localise,
     ndim_of,
     rows_in,
@@ -107,14 +108,7 @@ def added(func: Function, args: Args, kwargs: Kwargs) -> Any:
         return NotImplemented
     addend = localise(beside, product.spec, product.from_right)
     out = func(addend, product.left, product.right, **kwargs)
-    if out is addend:  # in place
-        return beside if isinstance(beside, BatchTensor) else NotImplemented
     return BatchTensor(out, product.spec.at(out.dim() - product.from_right))
-
-
-def added_in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """addmm_ and similar, writing to rows."""
-    return added(func, args, kwargs) if isinstance(args[0], BatchTensor) else NotImplemented
 
 
 def tensordot(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -281,7 +275,7 @@ _ANY_DIMS = "group_norm interpolate prelu channel_shuffle native_channel_shuffle
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch, torch.linalg)), matmul),
     **dict.fromkeys(functions("addmm baddbmm addmv", (Tensor, torch)), added),
-    **dict.fromkeys(functions("addmm_ baddbmm_ addmv_", (Tensor,)), added_in_place),
+    **dict.fromkeys(functions("addmm_ baddbmm_ addmv_", (Tensor,)), in_place(added)),
     torch.tensordot: tensordot,
     **dict.fromkeys(functions("inner", (Tensor, torch)), inner),
     **dict.fromkeys(functions("bilinear", (F, torch)), bilinear),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
 from duoka.view.random.draws import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
-from duoka.view.rules.lookup import align, argument, functions, localise, wrap
+from duoka.view.rules.lookup import align, argument, functions, in_place, localise, wrap
 from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
@@ -170,16 +170,8 @@ _BY_VALUE = functions("poisson binomial rrelu")  # the number of draws depends o
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
 
 
-def filled(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Compute a random function that writes to a batch."""
-    if not isinstance(args[0], BatchTensor):
-        return NotImplemented
-    done = drawn(func, args, kwargs)
-    return done if done is NotImplemented else args[0]
-
-
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(FRESH), drawn),
-    **dict.fromkeys(functions(FILLING), filled),
+    **dict.fromkeys(functions(FILLING), in_place(drawn)),
     F.dropout: dropout,
 }

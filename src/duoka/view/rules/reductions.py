@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -98,18 +99,6 @@ def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdi
     return batch._spec.view.all_sum(_dense(nonzero, dims, keepdim, torch.long))
 
 
-def _whole_any(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    return _counted(batch, batch._local != 0, dims, keepdim) > 0
-
-
-def _whole_all(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    return _counted(batch, batch._local == 0, dims, keepdim) == 0
-
-
-def _whole_count(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    return _counted(batch, batch._local != 0, dims, False)
-
-
 def _extreme(op: Any, func: Function) -> Any:
     """max or min of all entries, of integers or without a gradient; anything else is computed whole."""
 
@@ -121,12 +110,12 @@ def _extreme(op: Any, func: Function) -> Any:
     return over
 
 
-_OVER_THE_BATCH = {
+_OVER_THE_BATCH: dict[str, Callable[..., Any]] = {
     "sum": whole_sum,
     "mean": whole_mean,
-    "any": _whole_any,
-    "all": _whole_all,
-    "count_nonzero": _whole_count,
+    "any": lambda batch, dims, keepdim, dtype: _counted(batch, batch._local != 0, dims, keepdim) > 0,
+    "all": lambda batch, dims, keepdim, dtype: _counted(batch, batch._local == 0, dims, keepdim) == 0,
+    "count_nonzero": lambda batch, dims, keepdim, dtype: _counted(batch, batch._local != 0, dims, False),
     "max": _extreme(ReduceOp.MAX, torch.max),
     "min": _extreme(ReduceOp.MIN, torch.min),
 }

@@ -295,21 +295,9 @@ for _kind in (BatchTensor, MultiShareBatch):
     _kind.__module__ = Tensor.__module__
 
 
-def _of_share(value: Any, index: int, batches: list[MultiShareBatch]) -> Any:
-    """Like `of_share`; also append each batch that is replaced to `batches`."""
-    if isinstance(value, MultiShareBatch):
-        batches.append(value)
-        return value._by_share[index]
-    if isinstance(value, dict):
-        return {key: _of_share(item, index, batches) for key, item in value.items()}
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return _like(value, [_of_share(item, index, batches) for item in value])
-    return value
-
-
 def of_share(value: Any, index: int) -> Any:
     """Replace each batch in nested containers by its local share with this index."""
-    return _of_share(value, index, [])
+    return tree_map_only(MultiShareBatch, lambda batch: batch._by_share[index], value)
 
 
 def join(shares: Sequence[BatchTensor]) -> BatchTensor:
