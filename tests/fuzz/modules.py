@@ -66,7 +66,7 @@ class Previous(nn.Module):
     "Turning": """
 class Turning(nn.Module):
     def forward(self, h):
-        return -h if h.mean() > 0 else h * 0.5""",
+        return -h if h.amax() > 1 else h * 0.5""",
     "Scaling": """
 class Scaling(nn.Module):
     def __init__(self):
