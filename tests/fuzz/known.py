@@ -578,4 +578,16 @@ SHARDED = {
         "print(net[0].weight.grad.tolist())",
         header=("torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))",),
     ),
+    "parametrizations that are removed after a step": on(
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()",
+        "if step == 1: nn.utils.parametrize.remove_parametrizations(net, 'weight')",
+        "if step == 1: optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        "print(net.state_dict())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
 }

@@ -101,6 +101,13 @@ class Sharded(BatchTensor):
             return out
         return tree_map_only(Tensor, lambda leaf: leaf if isinstance(leaf, BatchTensor) else leaf.to(device), out)
 
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.set_.source_Tensor and isinstance(args[0], Sharded):
+            args[0]._set_data(args[1])  # `remove_parametrizations`
+            return args[0]
+        return BatchTensor.__torch_dispatch__(func, types, args, kwargs)
+
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self._block.blocks.device_of(self._rows)
