@@ -67,7 +67,7 @@ class Readings:
         sequence.taken[self.rank] = number + 1
         return value
 
-    def found(self, slot: StatusSlot, line: int, now: Any) -> Any:
+    def of_library(self, slot: StatusSlot, line: int, now: Any) -> Any:
         """Return rank 0's value for a reading of a library; `now` if rank 0 does not make it."""
         sequence, begun = self._libraries, slot.begun
         tag = begun << 32 | line

@@ -176,7 +176,7 @@ class SharedMemoryExchange:
 
     def reading(self, slot: StatusSlot, line: int, now: Any, expected: bool) -> Any:
         """Return rank 0's value of a clock."""
-        return self._readings.expected(slot, line, now) if expected else self._readings.found(slot, line, now)
+        return self._readings.expected(slot, line, now) if expected else self._readings.of_library(slot, line, now)
 
 
 def is_possible() -> bool:

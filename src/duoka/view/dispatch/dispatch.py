@@ -79,7 +79,8 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return _run_as_all_ranks(call)
 
 
-def _whole(call: DescribedCall) -> Any:
+def _compute_whole(call: DescribedCall) -> Any:
+    """Compute a call whole."""
     return compute_whole(call.func, call.args, call.kwargs)
 
 
@@ -93,14 +94,14 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
         return on_host(_replay_or_run(call))
     beside = view.computes_on is not None and reads_beside(view.computes_on, call.func, call.args, call.kwargs)
     with view.gathering_on(view.computes_on if beside else shown or view.gathers_on):
-        out = _whole(call) if beside else _run_as_all_ranks(call)
+        out = _compute_whole(call) if beside else _run_as_all_ranks(call)
 
-    def place(leaf: Tensor) -> Tensor:
+    def shown_as(leaf: Tensor) -> Tensor:
         if isinstance(leaf, BatchTensor):
             leaf._shown_device = shown
         return leaf if shown is None or not leaf.dim() or isinstance(leaf, BatchTensor) else leaf.to(shown)
 
-    return tree_map_only(Tensor, place, out)
+    return tree_map_only(Tensor, shown_as, out)
 
 
 def _run_as_all_ranks(call: DescribedCall) -> Any:
@@ -109,11 +110,11 @@ def _run_as_all_ranks(call: DescribedCall) -> Any:
         if call.func in RAISES_FOR_ROWS and may_fail(call.func, call.args, call.batches, call.kwargs):
             agreed = call.view.shares.processes.run_or_fall_back
             if call.func not in WRITES_ROWS:
-                out = agreed(lambda: _replay_or_run(call), lambda: _whole(call))
+                out = agreed(lambda: _replay_or_run(call), lambda: _compute_whole(call))
                 note_success(call.func, call.args)
                 return out
             if not agreed(lambda: check_indices(call.func, call.args, call.kwargs), lambda: False):
-                return _whole(call)
+                return _compute_whole(call)
         return _replay_or_run(call)
     except Exception as error:
         call.view.raised(error)
@@ -172,7 +173,7 @@ def _run_and_refresh_copies(call: DescribedCall) -> Any:
     rows = [batch._rows for batch in call.batches]
     with aliased.updated(rows, call.args[2] if call.func is _SETITEM else None):
         plain = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if type(leaf) is Tensor]
-        out = _whole(call) if call.may_write() and aliased.share_memory(rows, plain) else _rule_or_whole(call)
+        out = _compute_whole(call) if call.may_write() and aliased.share_memory(rows, plain) else _rule_or_whole(call)
         count_write(call.func, call.kwargs, call.batches)
         return out
 
@@ -208,7 +209,7 @@ def _rule_or_whole(call: DescribedCall) -> Any:
         return compute_opaque(names_of_operator(func), func, args, call.kwargs)
     multiplies = view.of_parameters and call.traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or call.kwargs.get("out") is not None:
-        return _whole(call)
+        return _compute_whole(call)
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
     try:
@@ -216,9 +217,9 @@ def _rule_or_whole(call: DescribedCall) -> Any:
         out = _run_and_maybe_record(rule, call if call.traits.once_for_all_shares else _replicated(call))
     except Exception as error:
         if has_sparse((args, call.kwargs)):  # rules split dense tensors
-            return _whole(call)
+            return _compute_whole(call)
         raise _with_global_shapes(error, call) from None
-    return _whole(call) if out is NotImplemented else out
+    return _compute_whole(call) if out is NotImplemented else out
 
 
 def _replicated(call: DescribedCall) -> DescribedCall:

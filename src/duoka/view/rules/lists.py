@@ -65,13 +65,13 @@ def unscale(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if any(isinstance(gradient, MultiShareBatch) for gradient in batches):
         return NotImplemented
     rows = [batch._local for batch in batches]
-    if whole := [gradient for gradient in gradients if not isinstance(gradient, BatchTensor)]:
-        func(whole, found_inf, scale)
-    found = found_inf.to(rows[0].device)  # a copy where these are offloaded
-    func(rows, found, scale.to(rows[0].device))
-    batches[0]._spec.view.ranks.all_reduce(found, ReduceOp.MAX)
-    if found is not found_inf:
-        found_inf.copy_(found)
+    if plain := [gradient for gradient in gradients if not isinstance(gradient, BatchTensor)]:
+        func(plain, found_inf, scale)
+    flag = found_inf.to(rows[0].device)  # a copy where these are offloaded
+    func(rows, flag, scale.to(rows[0].device))
+    batches[0]._spec.view.ranks.all_reduce(flag, ReduceOp.MAX)
+    if flag is not found_inf:
+        found_inf.copy_(flag)
     return None
 
 
