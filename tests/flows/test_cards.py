@@ -240,6 +240,7 @@ def test_forecast_of_memory(flow: Flow) -> None:
     asks = training(
         'torch.cuda.set_device(0); model.to("cuda"); noise = torch.zeros(3, device="cuda:0")',
         "x, y = x.cuda(), y.pin_memory().to('cuda', non_blocking=True); torch.cuda.synchronize()",
+        "torch.cuda.reset_peak_memory_stats()",
     )
     words = ["forecast", "--memory", "--json", "--devices", "0,1"]
     found, expected = (
@@ -247,6 +248,9 @@ def test_forecast_of_memory(flow: Flow) -> None:
         for n, source in (("asks", asks), ("plain", training("noise = torch.zeros(3)", "")))
     )
     assert found.replace("asks.py", "plain.py") == expected
+    offloads = {layout["cpu_offload"]: layout for layout in json.loads(found)["layouts"]}
+    assert offloads[True]["peak"] < offloads[False]["peak"]
+    assert offloads[True]["host"] > offloads[False]["host"] == 0
     assert flow.run(["run", "--strategy", "auto", "--devices", "0,1", flow.folder / "asks.py"]).ok().stdout
 
 

@@ -131,7 +131,10 @@ def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan
         )
     layout = need.layout
     notes = (*plan.notes, memory.choice(forecast, need))
-    return replace(plan, strategy=layout.strategy, checkpoint_activations=layout.checkpoints, notes=notes)
+    checkpoints, offloads = layout.checkpoints, layout.offloads
+    return replace(
+        plan, strategy=layout.strategy, checkpoint_activations=checkpoints, cpu_offload=offloads, notes=notes
+    )
 
 
 @contextmanager

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
 from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
 from duoka.forecasting.memory_recorder import MemoryRecorder
-from duoka.forecasting.moments import MemoryLayout, MemoryRecord, peak
+from duoka.forecasting.moments import MemoryLayout, MemoryRecord, on_host, peak
+from duoka.hardware import machine
 from duoka.planning.plan import Kind, Plan
 from duoka.trials.runner import NoSteps, render_table, trial_runner
 
@@ -45,6 +47,10 @@ class MemoryRequest:
     machines: int = 1
 
     @property
+    def for_gpus(self) -> bool:
+        return not self.names[-1].startswith("cpu")
+
+    @property
     def plenty(self) -> int:
         """Bytes of need below which the script fits in any case, so that one step is enough."""
         known = [limit for limit in self.limits if limit is not None]
@@ -53,16 +59,18 @@ class MemoryRequest:
 
 @dataclass(frozen=True)
 class Need:
-    """The peak of a layout, in bytes, and what each device has."""
+    """The peak of a layout, in bytes, and what each device has. host: bytes in the memory of each machine."""
 
     layout: MemoryLayout
     bytes: int
     limit: int | None
+    host: int = 0
 
     @property
     def fits(self) -> bool:
         """True also if it is not known what a device has."""
-        return self.limit is None or self.bytes <= ROOM * self.limit
+        has_room = self.host <= ROOM * (machine.read().memory or math.inf)
+        return has_room and (self.limit is None or self.bytes <= ROOM * self.limit)
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class MemoryForecast:
         if self.record.steps == 1:
             return tuple(Need(self._layouts(devices)[0], self.record.bound, limit) for devices, limit in pairs)
         return tuple(
-            Need(layout, peak(self.record, layout), limit)
+            Need(layout, peak(self.record, layout), limit, on_host(self.record, layout))
             for devices, limit in pairs
             for layout in self._layouts(devices)
         )
@@ -100,12 +108,12 @@ class MemoryForecast:
         while devices < MOST_DEVICES:
             devices *= 2
             for layout in self._layouts(devices):
-                if Need(layout, peak(self.record, layout), limit).fits:
+                if Need(layout, peak(self.record, layout), limit, on_host(self.record, layout)).fits:
                     return layout
         return None
 
     def _layouts(self, devices: int) -> list[MemoryLayout]:
-        return layouts(devices, self.request.plan.kind is Kind.PLAIN, self.request.machines)
+        return layouts(devices, self.request.plan.kind is Kind.PLAIN, self.request.machines, self.request.for_gpus)
 
     @cached_property
     def alone(self) -> int:
@@ -116,19 +124,23 @@ class MemoryForecast:
         return sum(self.record.scopes.get(scope, 0) for scope in scopes)
 
 
-def layouts(devices: int, is_plain: bool = True, machines: int = 1) -> list[MemoryLayout]:
+def layouts(devices: int, is_plain: bool = True, machines: int = 1, for_gpus: bool = False) -> list[MemoryLayout]:
     """Return the layouts on so many devices of all machines, the one that communicates or computes least first.
 
     is_plain: for plain scripts, which alone take all options.
     """
     if devices == 1:
         return [MemoryLayout("single", 1)]
-    options = [MemoryLayout("ddp", devices, machines=machines)]
-    for checkpoints in (False, True)[: 1 + is_plain]:
-        if 1 < machines < devices:
-            options.append(MemoryLayout("hsdp", devices, checkpoints, machines))
-        options.append(MemoryLayout("fsdp", devices, checkpoints, machines))
-    return options
+    sharded: list[Literal["hsdp", "fsdp"]] = ["hsdp", "fsdp"] if 1 < machines < devices else ["fsdp"]
+    return [
+        MemoryLayout("ddp", devices, machines=machines),
+        *(
+            MemoryLayout(strategy, devices, checkpoints, machines, offloads)
+            for offloads in (False, True)[: 1 + (is_plain and for_gpus)]
+            for checkpoints in (False, True)[: 1 + is_plain]
+            for strategy in sharded
+        ),
+    ]
 
 
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:
@@ -140,8 +152,7 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
         DuokaError: it made only one.
         Stopped: a signal asked for an end; all files are removed.
     """
-    for_gpus = not request.names[-1].startswith("cpu")
-    recorder = MemoryRecorder(STEPS, SEED, request.blocks, request.plenty, for_gpus)
+    recorder = MemoryRecorder(STEPS, SEED, request.blocks, request.plenty, request.for_gpus)
     name = "cpu:1"
     most, why = ("at most ", ", to choose a strategy") if request.choosing else ("", "")
     say(f"running {most}{STEPS} steps on one CPU worker{why}")
@@ -189,8 +200,9 @@ def _names(forecast: MemoryForecast) -> list[str]:
 
 
 def words(layout: MemoryLayout) -> str:
-    """Name a layout: its strategy, and the option of `duoka run` that belongs to it."""
-    return f"{layout.strategy}{' --checkpoint-activations' * layout.checkpoints}"
+    """Name a layout: its strategy, and the options of `duoka run` that belong to it."""
+    checkpoints, offloads = " --checkpoint-activations" * layout.checkpoints, " --cpu-offload" * layout.offloads
+    return f"{layout.strategy}{checkpoints}{offloads}"
 
 
 def parts(forecast: MemoryForecast) -> str:
@@ -214,7 +226,10 @@ def verdict(forecast: MemoryForecast) -> str:
         )
     enough = next(devices for devices in forecast.request.devices if forecast.advice(devices) is not None)
     fewest = f"; {forecast.request.names[forecast.request.devices.index(enough)]} is enough" * (enough < most)
-    return f"{words(need.layout)} on {name}, {in_bytes(need.bytes)} of each device{_why(forecast, need)}{fewest}"
+    host = f" and {in_bytes(need.host)} of each machine's memory" * bool(need.host)
+    return (
+        f"{words(need.layout)} on {name}, {in_bytes(need.bytes)} of each device{host}{_why(forecast, need)}{fewest}"
+    )
 
 
 def _what_would_fit(forecast: MemoryForecast, limit: int) -> str:
@@ -272,7 +287,7 @@ def as_data(forecast: MemoryForecast) -> str:
         "batch": forecast.record.batch,
         "one_device": {name: forecast.total(*scopes) for name, scopes in PARTS.items()},
         "layouts": [
-            {**_layout_data(need.layout), "peak": need.bytes, "has": need.limit, "fits": need.fits}
+            {**_layout_data(need.layout), "peak": need.bytes, "has": need.limit, "host": need.host, "fits": need.fits}
             for need in forecast.needs
         ],
     }
@@ -280,4 +295,5 @@ def as_data(forecast: MemoryForecast) -> str:
 
 
 def _layout_data(layout: MemoryLayout) -> dict[str, Any]:
-    return {"strategy": layout.strategy, "devices": layout.devices, "checkpoint_activations": layout.checkpoints}
+    options = {"checkpoint_activations": layout.checkpoints, "cpu_offload": layout.offloads}
+    return {"strategy": layout.strategy, "devices": layout.devices, **options}

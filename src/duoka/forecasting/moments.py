@@ -101,12 +101,16 @@ class MemoryRecord:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """A strategy on a number of devices, of all `machines` together. checkpoints: with `--checkpoint-activations`."""
+    """A strategy on a number of devices, of all `machines` together.
+
+    checkpoints: with `--checkpoint-activations`. offloads: with `--cpu-offload`.
+    """
 
     strategy: Literal["single", "ddp", "hsdp", "fsdp"]
     devices: int
     checkpoints: bool = False
     machines: int = 1
+    offloads: bool = False
 
 
 def peak(record: MemoryRecord, layout: MemoryLayout) -> int:
@@ -120,9 +124,16 @@ def peak(record: MemoryRecord, layout: MemoryLayout) -> int:
         if layout.strategy in ("single", "ddp"):
             return shared + at.model + at.gradients + at.casts + (layout.strategy == "ddp") * at.buckets
         coming = at.received / holders + at.copied
-        return shared + at.model / holders + at.gradients + at.sent + at.gathered + coming
+        model = 0.0 if layout.offloads else at.model / holders
+        return shared + model + at.gradients + at.sent + at.gathered + coming
 
     return round(max(map(size, record.moments), default=0.0))
+
+
+def on_host(record: MemoryRecord, layout: MemoryLayout) -> int:
+    """Return the most bytes that `--cpu-offload` puts into the memory of each machine."""
+    model = max((at.model for at in record.moments), default=0)
+    return layout.offloads * (model if layout.strategy == "hsdp" else model // layout.machines)
 
 
 class Timeline:

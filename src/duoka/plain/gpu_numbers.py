@@ -21,7 +21,10 @@ from duoka.private.torch import DEVICE_CONTEXT, constructors, device_index_funct
 _LIKE = "zeros_like ones_like empty_like full_like rand_like randn_like randint_like"
 _NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
 # What functions of torch's module for GPUs return in a trial on the CPU.
-_WITHOUT_GPU = {"set_device": None, "synchronize": None, "current_device": 0, "get_device_name": "GPU"}
+_WITHOUT_GPU = {
+    **dict.fromkeys(("set_device", "synchronize", "reset_peak_memory_stats", "reset_accumulated_memory_stats")),
+    "current_device": 0, "get_device_name": "GPU",
+}
 
 
 def install(session: Session) -> None:

@@ -57,7 +57,7 @@ def test_what_a_device_holds(flow: Flow) -> None:
 
 def test_fsdp_where_only_that_fits(flow: Flow) -> None:
     data = found(flow, "--device-memory", "17MB", "--machines", "2")
-    assert data["take"] == {"strategy": "hsdp", "devices": 4, "checkpoint_activations": False}
+    assert data["take"] == {"strategy": "hsdp", "devices": 4, "checkpoint_activations": False, "cpu_offload": False}
     two, (_, hsdp, fsdp, *_) = data["layouts"][:3], data["layouts"][3:]
     assert [(one["strategy"], one["fits"]) for one in two] == [("ddp", False), ("fsdp", True), ("fsdp", True)]
     assert hsdp["fits"]

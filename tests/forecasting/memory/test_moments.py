@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from duoka.forecasting.moments import MemoryLayout, MemoryRecord, peak
+from duoka.forecasting.moments import MemoryLayout, MemoryRecord, on_host, peak
 from tests.forecasting.memory.made import MB, Story
 
 ONE, DDP, FSDP = MemoryLayout("single", 1), MemoryLayout("ddp", 2), MemoryLayout("fsdp", 2)
@@ -25,6 +26,11 @@ def test_rows_are_shared_and_parameters_are_not_with_ddp() -> None:
     assert megabytes(story, ONE) == 42
     assert megabytes(story, DDP) == 38
     assert megabytes(story, FSDP) == 5 + 10 + 3 + 4 + 1
+    offloaded = replace(FSDP, offloads=True)
+    assert megabytes(story, offloaded) == 3 + 4 + 1
+    assert on_host(story.record, offloaded) == 30 * MB
+    assert on_host(story.record, replace(offloaded, devices=4, machines=2)) == 15 * MB
+    assert on_host(story.record, FSDP) == 0
 
 
 def test_hsdp_divides_the_model_by_the_devices_of_a_machine() -> None:

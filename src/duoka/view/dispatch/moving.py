@@ -53,4 +53,4 @@ def staying(func: Function, args: Args, kwargs: Kwargs, device: torch.device) ->
     if func not in (_TO, _CPU, *accelerator.MOVES):
         return func, args, {**kwargs, "device": device}
     dtype = parse_to(*args[1:], **kwargs)[1] if func is _TO else None
-    return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}
+    return _TO, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}
