@@ -23,7 +23,8 @@ _NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
 # What functions of torch's module for GPUs return in a trial on the CPU.
 _WITHOUT_GPU = {
     **dict.fromkeys(("set_device", "synchronize", "reset_peak_memory_stats", "reset_accumulated_memory_stats")),
-    "current_device": 0, "get_device_name": "GPU",
+    "current_device": 0,
+    "get_device_name": "GPU",
 }
 
 
