@@ -25,7 +25,21 @@ LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
     "normalised": lambda x: F.layer_norm(x.transpose(0, 1), (6,)),
     "batch last": lambda x: x.flatten(1).t(),
     "there and back": lambda x: x.transpose(0, 1).transpose(0, 1),
+    "attention of heads": lambda x: attention(x.unflatten(2, (2, 3)).transpose(1, 2)),
+    "attention of heads first": lambda x: attention(x.unflatten(2, (2, 3)).permute(2, 0, 1, 3)),
+    "attention of columns": lambda x: attention(x.unflatten(2, (2, 3)).mT),
+    "columns with BatchNorm": lambda x: F.batch_norm(columns(x), None, None, training=True),
+    "columns with one-hot entries": lambda x: F.one_hot((columns(x) > 0).long(), 2).float(),
+    "shuffled channels": lambda x: F.channel_shuffle(x.unflatten(2, (2, 3)).mT, 2),
 }
+
+
+def attention(query: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, query, query)
+
+
+def columns(x: Tensor) -> Tensor:
+    return x.flatten(1).t().contiguous().t()
 
 
 @pytest.mark.parametrize("lay", LAID_OUT.values(), ids=LAID_OUT)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, tree_map_only
 from duoka.view.support.transforms import without_modes
@@ -23,6 +24,10 @@ from duoka.view.tensor.strides import Strides, contiguous_strides, local_distanc
 from duoka.view.view import View
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+# Kernels that lay their results out otherwise than those for "meta": contiguous, or with channels last as their
+# argument; as the query, where its entries are side by side.
+_CONTIGUOUS = {F.batch_norm, torch.batch_norm, F.one_hot, torch.channel_shuffle, torch.native_channel_shuffle}
+_ATTENTION = F.scaled_dot_product_attention
 _WITHOUT = ("device", "generator")  # keywords that tensors without values do not take
 
 
@@ -64,7 +69,7 @@ def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
         if func is Tensor.__getitem__ and not isinstance(leaf, BatchTensor) and leaf.dim() == 0:
             return torch.zeros((), dtype=leaf.dtype, device="cpu")  # x[i] is a view of x, wherever it begins
         if id(leaf) not in wholes:
-            wholes[id(leaf)] = _without_values(leaf)
+            wholes[id(leaf)] = _without_values(leaf, func in _CONTIGUOUS)
             if isinstance(leaf, BatchTensor):
                 batches.append(wholes[id(leaf)])
         return wholes[id(leaf)]
@@ -74,6 +79,8 @@ def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
             args, kwargs = tree_map_only(Tensor, without_values, (args, kwargs))
             before = [full.shape for full in batches]
             out = func(*args, **{name: value for name, value in kwargs.items() if name not in _WITHOUT})
+            if func is _ATTENTION and args and args[0].shape == out.shape and args[0].stride(-1) == 1:
+                out = torch.empty_like(args[0])
             if any(full.shape != shape for full, shape in zip(batches, before, strict=True)):
                 return UNKNOWN  # it changes its argument's shape
             tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
@@ -91,9 +98,12 @@ def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
     return Result(tensor.shape, tensor.stride())
 
 
-def _without_values(leaf: Tensor) -> Tensor:
+def _without_values(leaf: Tensor, contiguous: bool = False) -> Tensor:
+    """Return a tensor for "meta" in place of another. contiguous: make a batch so, unless it has channels last."""
     if isinstance(leaf, BatchTensor):
-        return leaf._meta.without_values()
+        full, last = leaf._meta.without_values(), _CHANNELS_LAST.get(len(leaf._meta.shape))
+        has_channels_last = last is not None and full.is_contiguous(memory_format=last)
+        return full.contiguous() if contiguous and not has_channels_last else full
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
 
 
