@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tests.flows.flow import Flow
+from tests.fuzz.compare import difference
+from tests.fuzz.known import on
+from tests.fuzz.ranks import Ranks
 from tests.plain.said import as_python, said
 
 TRAIN = """
@@ -256,3 +259,18 @@ def test_sizes_that_the_batch_tells_are_the_whole_batch_s(flow: Flow) -> None:
             print([f"{net(x, n).sum().item():.4f}" for x, n in DataLoader(data, 8)])
         """
     as_python(flow, source)
+
+
+def test_exact_refuses_to_checkpoint_what_writes_buffers() -> None:
+    header = ("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.BatchNorm1d(3)")
+    loss = "print(checkpoint(lambda h: net(h).square().sum(), x, use_reentrant=False).item())"
+    ranks = Ranks(2, "exact")
+    try:
+        found = difference(on("(6, 3)", loss, header=header), ranks)
+        assert found is not None
+        assert found.kind == "refused"
+        assert "BatchNorm's statistics" in found.text
+        assert difference(on("(6, 3)", f"with torch.no_grad(): {loss}", header=header), ranks) is None
+        assert difference(on("(6, 3)", "net.eval()", loss, header=header), ranks) is None
+    finally:
+        ranks.close()

@@ -7,6 +7,8 @@ A script's `nn.DataParallel` calls its module directly, as duoka shares batches 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import getclosurevars, isfunction
 from typing import Any
 
 import torch
@@ -17,11 +19,14 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from duoka.errors import Refused
 from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES
 from duoka.inference.replicas import InlinePool
 from duoka.plain.session import Session
-from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints, tree_map_only
+from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints, tree_leaves, tree_map_only
+from duoka.system.user_code import user_line
+from duoka.view.aliased import version
 from duoka.view.modules.recomputing import on_rows
 from duoka.view.support.originals import unnumbered
 
@@ -61,28 +66,55 @@ def install(session: Session) -> None:
 def _keep_activations(session: Session) -> None:
     """Run checkpointed functions without checkpointing, also where the script imported `checkpoint` before.
 
-    A backward pass goes through all shares, so it is not known which share's activations to recompute.
+    A backward pass goes through all shares, so it is not known which share's activations to recompute. On one device
+    a recomputation writes the function's buffers again, so a function that writes some is refused.
     """
-    kept = (
-        "activations are kept where the script checkpoints them, as a backward pass goes through all shares: buffers "
-        "(BatchNorm's statistics) are updated once, and not again by a recomputation"
-    )
+
+    @contextmanager
+    def kept(function: Any) -> Iterator[None]:
+        session.view.say(
+            "activations are kept where the script checkpoints them: a backward pass goes through all shares"
+        )
+        before = _buffers(function) if torch.is_grad_enabled() else {}
+        yield
+        after = _buffers(function)
+        if any(
+            after.get(key, (None, 0))[0] is not buffer or after[key][1] != n for key, (buffer, n) in before.items()
+        ):
+            error = Refused(
+                f"the function that {user_line()} checkpoints writes buffers (BatchNorm's statistics?), which one "
+                "device does again in the backward pass; with --strategy exact do not checkpoint it, or use ddp"
+            )
+            session.view.raised(error)
+            raise error
 
     def make_generator(original: Callable[..., Any]) -> Callable[..., Any]:
-        def nothing_before_or_after(*args: Any, **kwargs: Any) -> Iterator[None]:
-            session.view.say(kept)
-            yield
+        def around(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            with kept(function):
+                yield
 
-        return nothing_before_or_after
+        return around
 
     class Kept:
         @staticmethod
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            session.view.say(kept)
-            return function(*args)
+            with kept(function):
+                return function(*args)
 
     session.patches.replace(*CHECKPOINT_GENERATOR, make_generator)
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)
+
+
+def _buffers(function: Any) -> dict[tuple[nn.Module, str], tuple[Tensor, int]]:
+    """Return the buffers of modules to which a function refers, each with its number of writes."""
+    function = getattr(function, "func", function)  # of functools.partial
+    values = [getattr(function, "__self__", function)]
+    if isfunction(function):
+        variables = getclosurevars(function)
+        values += [*variables.nonlocals.values(), *variables.globals.values()]
+    modules = {part for value in tree_leaves(values) if isinstance(value, nn.Module) for part in value.modules()}
+    named = [(part, *item) for part in modules for item in part._buffers.items()]
+    return {(part, name): (buffer, version(buffer)) for part, name, buffer in named if buffer is not None}
 
 
 class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
