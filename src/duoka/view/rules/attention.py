@@ -22,7 +22,7 @@ from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import contiguous_strides
 
-Place = Callable[[tuple[int, ...]], Spec | None]  # shape of attention weights -> where the rows are in them
+SpecOf = Callable[[tuple[int, ...]], Spec | None]  # shape of attention weights -> where the rows are in them
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -126,7 +126,7 @@ def multi_head(func: Function, args: Args, kwargs: Kwargs) -> Any:
 # it is recorded as a call that draws a mask by itself.
 
 
-def _may_mask(spec_of: Place, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
+def _may_mask(spec_of: SpecOf, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
     """Return True if dropout of weights of this shape may draw a mask (`may_mask`)."""
     spec = spec_of(shape)
     if spec is None or not (0 < p < 1 and _is_full_precision(rows)):
@@ -138,7 +138,7 @@ def _is_full_precision(rows: Tensor) -> bool:
     return rows.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
 
 
-def _dropped(spec_of: Place, weights: Tensor, p: float) -> Tensor:
+def _dropped(spec_of: SpecOf, weights: Tensor, p: float) -> Tensor:
     """Compute dropout of this rank's contiguous rows of attention weights, as one device does for all."""
     spec = spec_of(weights.shape)
     if spec is None:
@@ -153,7 +153,7 @@ def _mask(spec: Spec, local: torch.Size) -> Callable[[Tensor, float], Tensor]:
 
 
 def _in_steps(
-    spec_of: Place,
+    spec_of: SpecOf,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -181,7 +181,7 @@ def _in_steps(
     return _dropped(spec_of, safe_softmax(weights, -1), dropout_p) @ value
 
 
-def _with_masks(func: Function, spec_of: Place) -> Function:
+def _with_masks(func: Function, spec_of: SpecOf) -> Function:
     """Return multi_head_attention_forward with functions that draw masks in the place of those that torch calls."""
     drawing = {
         "dropout": lambda weights, p: _dropped(spec_of, weights, p),
