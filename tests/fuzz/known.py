@@ -520,6 +520,17 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
         ),
     ),
+    "a row held over a fused step": on(
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step()",
+        "row = net.weight.detach()[0]",
+        "print(net.weight.tolist(), row.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 6)",
+            "optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)",
+        ),
+    ),
     "a row written after a fused step": on(
         "(6, 3)",
         "net(x).square().mean().backward(); optimizer.step()",

@@ -93,7 +93,7 @@ def step(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if any(isinstance(value, Tensor) and value.is_cpu for value in kwargs.values()):  # GradScaler's
         wait_for_copies(batches[0]._spec.view.computes_on)
     func(*(tree_map_only(BatchTensor, lambda batch: batch._local, value) for value in args), **kwargs)
-    increment_version([batch._local for batch in batches])
+    increment_version([batch._rows for batch in batches])  # `_local` would take the step for a write to a copy
     recorder = batches[0]._spec.view.shares.recorder
     if recorder is not None:
         recorder.abandon()
