@@ -520,6 +520,15 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
         ),
     ),
+    "rows of a gradient written before a backward pass": on(
+        "(6, 3)",
+        "loss = net(x).square().mean()",
+        "if step: net.weight.grad[0].zero_(); row = net.weight.grad[1]",
+        "loss.backward()",
+        "if step: print(row.tolist())",
+        "print(net.weight.grad.tolist())",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 6)",),
+    ),
     "a row held over a fused step": on(
         "(6, 3)",
         "net(x).square().mean().backward(); optimizer.step()",

@@ -249,7 +249,8 @@ class Block:
         Raises:
             Refused: a pass has failed since the gradient was last set or zeroed.
         """
-        if self._failures[index] != self.blocks.failures and self.shards[index]._rows.requires_grad:
+        rows = self.shards[index]._rows
+        if self._failures[index] != self.blocks.failures and (rows.requires_grad or rows.grad is not None):
             if not is_called_by(_ZEROING):
                 raise Refused(
                     f"{user_line()} reads a gradient to which a backward pass that failed has added an unknown part; "

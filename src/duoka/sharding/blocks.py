@@ -203,11 +203,13 @@ class Blocks:
     def deferring(self) -> Iterator[None]:
         """Reduce-scatter gradients while the backward pass goes on; at the end of this context all are in `.grad`."""
         before, self.defers = self.defers, True
+        self.view.aliased.write_back()
         try:
-            yield
-            if not before:
-                self.add_unsynced(self.no_sync)
-                self.add_deferred()
+            with self.view.aliased.updated([], None):  # the script may hold rows of a gradient
+                yield
+                if not before:
+                    self.add_unsynced(self.no_sync)
+                    self.add_deferred()
         except Exception:
             self.failures += 1
             raise
