@@ -529,6 +529,12 @@ SHARDED = {
         "print(net.weight.grad.tolist())",
         header=("torch.manual_seed(0); net = nn.Linear(3, 6)",),
     ),
+    "a row of a batch's gradient held over a backward pass": on(
+        "(6, 3)",
+        "x.requires_grad_(); (x @ w).square().sum().backward()",
+        "row = x.grad[1]; (x @ w).sum().backward(); print(row.tolist(), x.grad.tolist())",
+        header=("w = torch.arange(9.).view(3, 3)",),
+    ),
     "a row held over a fused step": on(
         "(6, 3)",
         "net(x).square().mean().backward(); optimizer.step()",

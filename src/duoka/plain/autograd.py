@@ -37,9 +37,12 @@ def install(session: Session) -> None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
                 kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
             root = kwargs.get("tensors")
+            aliased = session.view.aliased  # the script may hold rows of a batch's gradient
+            held = aliased.copies and not session.view.shares.several
+            updated = aliased.updated([], None) if held else nullcontext()
             refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
             try:
-                with nullcontext() if refuses else session.strategy.backward(user_line()):
+                with nullcontext() if refuses else session.strategy.backward(user_line()), updated:
                     return original(*args, **kwargs)
             except Exception as error:
                 session.view.raised(error)
