@@ -75,6 +75,14 @@ LAYOUTS = {
         "print(net(x.transpose(0, 2).contiguous().transpose(0, 2)[:2]).tolist())",
         header=("torch.manual_seed(0)", "net = nn.Linear(4, 2)"),
     ),
+    "a new tensor of a batch's size": on("(9, 3)", "print(x.new(x.shape).shape)"),
+    "a hook on a leaf whose name is used again": on(
+        "(6, 4)",
+        "z = x.clone().requires_grad_()",
+        "z.register_hook(lambda grad: print(grad.sum().item()))",
+        "z = z * 3",
+        "z.sum().backward()",
+    ),
     "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
     "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "y.name = 1", "print(y is x, hasattr(x, 'name'))"),
     "itself": on(

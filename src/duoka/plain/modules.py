@@ -113,8 +113,8 @@ def _buffers(function: Any) -> dict[tuple[nn.Module, str], tuple[Tensor, int]]:
         variables = getclosurevars(function)
         values += [*variables.nonlocals.values(), *variables.globals.values()]
     modules = {part for value in tree_leaves(values) if isinstance(value, nn.Module) for part in value.modules()}
-    named = [(part, *item) for part in modules for item in part._buffers.items()]
-    return {(part, name): (buffer, version(buffer)) for part, name, buffer in named if buffer is not None}
+    named = [(part, *item) for part in modules for item in part.named_buffers(recurse=False)]
+    return {(part, name): (buffer, version(buffer)) for part, name, buffer in named}
 
 
 class DataParallel(nn.DataParallel):  # type: ignore[type-arg]

@@ -114,7 +114,7 @@ with requiring("torch", torch.__version__):
     # Before a script's calls of it are intercepted. Public: torch.save.
     _save: Callable[..., None] = torch.save
 
-    _LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+    _LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, torch.Size, type(None)})
     _GLOO_TELLS = numbers(torch.__version__) < (2, 11)
 
     # (owner, name): functions that duoka replaces.

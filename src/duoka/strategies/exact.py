@@ -66,6 +66,7 @@ class Exact(Bucketed):
         self._aliases: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._sums: dict[int, Subtrees] = {}  # of the current pass
         self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
+        self._hooked: list[Tensor] = []  # which the next pass may reach though the script no longer names them
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say)
@@ -184,6 +185,7 @@ class Exact(Bucketed):
         if not leaf.is_leaf or not leaf.requires_grad:  # torch refuses the latter
             return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
+        self._hooked.append(leaf)
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook
         return handle
@@ -197,6 +199,7 @@ class Exact(Bucketed):
         try:
             yield
         finally:
+            self._hooked.clear()
             for (leaf, hooks), earlier in zip(hooked, before, strict=True):
                 grad = leaf.grad
                 if grad is not None:
