@@ -670,9 +670,10 @@ def test_the_memory_of_the_whole_model_is_returned() -> None:
         return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
 
     def work(run: duoka.Run) -> float:
-        libc.return_freed_memory()  # of tests before this one in the process: the model would take it
+        libc.return_freed_memory()  # of tests before this one in the process
         before = resident()
-        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+        # Each of over 32 MiB, for which the C library never takes memory that was freed before.
+        model = nn.Sequential(*(nn.Linear(3072, 3072, bias=False) for _ in range(3)))
         size = sum(parameter.nbytes for parameter in model.parameters())
         assert resident() - before > 0.9 * size
         run.model(model, strategy="fsdp")

@@ -25,7 +25,7 @@ class ResumableSampler:
 
     def __init__(self, batches: Iterable[Sequence[Any]], sampler: object = None) -> None:
         self._batches, self.skip = batches, 0
-        # Whose generator is the CPU's, on which torch then does not draw under `torch.set_default_device("cuda")`.
+        # Whose generator is the CPU's, on which torch then does not draw where the default device is another.
         self._draws_on_cpu = type(sampler) is RandomSampler and sampler.generator is None
         self._epoch: _EpochBatches | None = None
 
