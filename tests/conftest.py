@@ -65,8 +65,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that are marked so on CPUs and on simulated cards, or on those of two vendors."""
     marker = metafunc.definition.get_closest_marker
-    if marker("cpu_and_cards"):
-        metafunc.parametrize("flow", ["cpu", "cards"], indirect=True)
+    both = marker("cpu_and_cards")
+    if both:
+        marks = [pytest.mark.long] * both.kwargs.get("long", False)
+        metafunc.parametrize("flow", ["cpu", pytest.param("cards", marks=marks)], indirect=True)
     elif marker("cards_and_npu"):
         metafunc.parametrize("flow", ["cards", pytest.param("npu", marks=pytest.mark.npu)], indirect=True)
 

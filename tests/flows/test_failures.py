@@ -15,6 +15,9 @@ import pytest
 from tests.flows.flow import Flow
 from tests.flows.group import group, run
 
+# Of processes: on cards for what their runtime does with a process that fails.
+pytestmark = pytest.mark.cpu_and_cards(long=True)
+
 
 def test_an_error_on_one_rank_is_shown_once_and_as_python_shows_it(flow: Flow) -> None:
     script = flow.write(

@@ -10,6 +10,9 @@ import pytest
 
 from tests.flows.flow import Flow, Result
 
+# Of processes: on cards for what their runtime does with a process that hangs.
+pytestmark = pytest.mark.cpu_and_cards(long=True)
+
 PLAIN = """\
 import ctypes, os, signal, sys, time
 import torch
