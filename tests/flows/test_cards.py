@@ -182,7 +182,9 @@ print(os.wait()[1])
     assert (done.stdout == "0\n") == ("duoka" in imports)
 
 
-@pytest.mark.parametrize("use", ["torch.ones(1, device='cuda')", "torch._C._cuda_getDeviceCount()"])
+@pytest.mark.parametrize(
+    "use", ["torch.ones(1, device='cuda')", pytest.param("torch._C._cuda_getDeviceCount()", marks=pytest.mark.long)]
+)
 def test_launch_after_the_program_has_used_cuda(flow: Flow, use: str) -> None:
     source = f"""
         import sys, torch, duoka

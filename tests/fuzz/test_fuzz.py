@@ -12,7 +12,7 @@ from duoka.view.tensor.batch import BatchTensor
 from tests.fuzz.known import on
 from tests.fuzz.search import FAMILIES, Search
 
-PROGRAMS = {"views": 60, "gradients": 40, "modules": 20, "loading": 20, "optimizing": 20}  # a minute for all
+PROGRAMS = {"views": 45, "gradients": 30, "modules": 15, "loading": 15, "optimizing": 15}  # a minute for all
 MANY = 2000
 
 
