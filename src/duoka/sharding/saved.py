@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -13,8 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from duoka.private.torch import memory_of, outer_saved_tensors_hooks, version_of
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
-
-Function = Callable[..., Any]
+from duoka.view.tensor.batch import Function
 
 
 class _Saved(Protocol):

@@ -26,6 +26,7 @@ LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
     "batch last": lambda x: x.flatten(1).t(),
     "there and back": lambda x: x.transpose(0, 1).transpose(0, 1),
     "attention of heads": lambda x: attention(x.unflatten(2, (2, 3)).transpose(1, 2)),
+    "attention of heads by name": lambda x: attention_by_name(x.unflatten(2, (2, 3)).transpose(1, 2)),
     "attention of heads first": lambda x: attention(x.unflatten(2, (2, 3)).permute(2, 0, 1, 3)),
     "attention of columns": lambda x: attention(x.unflatten(2, (2, 3)).mT),
     "columns with BatchNorm": lambda x: F.batch_norm(columns(x), None, None, training=True),
@@ -36,6 +37,10 @@ LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
 
 def attention(query: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, query, query)
+
+
+def attention_by_name(query: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query=query, key=query, value=query)
 
 
 def columns(x: Tensor) -> Tensor:

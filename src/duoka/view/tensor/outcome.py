@@ -79,8 +79,9 @@ def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
             args, kwargs = tree_map_only(Tensor, without_values, (args, kwargs))
             before = [full.shape for full in batches]
             out = func(*args, **{name: value for name, value in kwargs.items() if name not in _WITHOUT})
-            if func is _ATTENTION and args and args[0].shape == out.shape and args[0].stride(-1) == 1:
-                out = torch.empty_like(args[0])
+            query = (args[0] if args else kwargs["query"]) if func is _ATTENTION else None
+            if query is not None and query.shape == out.shape and query.stride(-1) == 1:
+                out = torch.empty_like(query)
             if any(full.shape != shape for full, shape in zip(batches, before, strict=True)):
                 return UNKNOWN  # it changes its argument's shape
             tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
