@@ -593,6 +593,18 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
         ),
     ),
+    "a parameter's memory written between forward and backward": on(
+        "(6, 3)",
+        "loss = net(x).square().mean()",
+        "tied = nn.Parameter(net[2].weight.detach()); tied.data.mul_(0.9)",
+        "loss.backward(); optimizer.step(); optimizer.zero_grad()",
+        "print(loss.item(), net.state_dict())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
     "gradients zeroed after a backward pass that failed": on(
         "(6, 3)",
         "h = net[1](net[0](x)); out = net[2](h).square().mean(); h.mul_(2); out.backward()",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -169,15 +169,16 @@ def test_a_view_that_outlives_its_block_is_written_to() -> None:
 
 
 def test_what_autocast_casts_is_released_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    cast = Block.cast
+    operands = Block.operands
     storages: list[StorageWeakRef] = []
 
-    def seen(block: Block, place: int, dtype: torch.dtype) -> Tensor:
-        found = cast(block, place, dtype)
-        storages.append(StorageWeakRef(found.untyped_storage()))
-        return found
+    def seen(block: Block, wanted: Sequence[tuple[int, torch.dtype | None]]) -> list[Tensor]:
+        tensors = operands(block, wanted)
+        cast = [tensor for tensor in tensors if tensor.dtype is torch.bfloat16]
+        storages.extend(StorageWeakRef(tensor.untyped_storage()) for tensor in cast)
+        return tensors
 
-    monkeypatch.setattr(Block, "cast", seen)
+    monkeypatch.setattr(Block, "operands", seen)
 
     def loss(model: nn.Module) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -84,9 +84,17 @@ class Block:
         assert self._unsharded is not None
         return self._unsharded
 
-    def unsharded(self, index: int) -> Tensor:
-        """Return an unsharded parameter, whose gradient, if any, is reduce-scattered to the shards."""
+    def operands(self, wanted: Sequence[tuple[int, torch.dtype | None]]) -> list[Tensor]:
+        """Return unsharded parameters, whose gradients, if any, are reduce-scattered to the shards.
+
+        wanted: their indices, and the dtypes to which they are cast; None: their own. A copy in another dtype is
+        freed with the block. What one function needs is asked for at once: as long as the script holds a copy of a
+        parameter, the block is gathered at each call of this method, and frees what it gathered before.
+        """
         tensors = self.unshard()
+        return [self._cast_to(self._operand(tensors, index), index, dtype) for index, dtype in wanted]
+
+    def _operand(self, tensors: list[Tensor], index: int) -> Tensor:
         if not records_gradients() or not self.shards[index]._rows.requires_grad:
             return tensors[index]
         if index not in self._tracked:
@@ -96,10 +104,8 @@ class Block:
             self._tracked = dict(zip(trained, tracked, strict=True))
         return self._tracked[index]
 
-    def cast(self, index: int, dtype: torch.dtype) -> Tensor:
-        """Return an unsharded parameter in another dtype; the copy is freed with the block."""
-        tensor = self.unsharded(index)
-        if tensor.dtype is dtype:
+    def _cast_to(self, tensor: Tensor, index: int, dtype: torch.dtype | None) -> Tensor:
+        if dtype is None or tensor.dtype is dtype:
             return tensor
         key = index, dtype, tensor.requires_grad
         if key not in self._cast and (index, dtype, True) in self._cast:

@@ -124,7 +124,7 @@ class Sharded(BatchTensor):
 
     def duoka_unsharded(self) -> Tensor:
         """Return the whole parameter, to compute with."""
-        return self._block.unsharded(self._index)
+        return self._block.operands([(self._index, None)])[0]
 
     def _set_data(self, value: Tensor) -> None:
         """Set `p.data = value`."""
@@ -236,7 +236,7 @@ def _on_unsharded(func: Function, args: Args, kwargs: Kwargs, parameters: list[S
     dtype = _autocast_dtype(func, parameters[0])
     transforms = transform_level() is not None
     with without_modes() if transforms else nullcontext():
-        operands = {id(parameter): _operand(parameter, dtype) for parameter in parameters}
+        operands = _operands(parameters, dtype)
         if transforms:  # they take no hooks, so what they save must not be memory that is released
             operands = {key: unsharded.clone() for key, unsharded in operands.items()}
     args, kwargs = tree_map_only(Sharded, lambda parameter: operands[id(parameter)], (args, kwargs))
@@ -257,10 +257,17 @@ def _autocast_dtype(func: Function, parameter: Sharded) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if func in _IN_16_BITS and torch.is_autocast_enabled(kind) else None
 
 
-def _operand(parameter: Sharded, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None or parameter.dtype is not torch.float32 or parameter.dim() < 2:
-        return parameter.duoka_unsharded()
-    return parameter._block.cast(parameter._index, dtype)
+def _operands(parameters: list[Sharded], autocast: torch.dtype | None) -> dict[int, Tensor]:
+    """Return unsharded parameters, by the identity of the sharded ones. autocast: `_autocast_dtype`."""
+    members: dict[Block, list[Sharded]] = {}
+    for parameter in parameters:
+        members.setdefault(parameter._block, []).append(parameter)
+    operands = {}
+    for block, alike in members.items():
+        casts = [autocast if each.dtype is torch.float32 and each.dim() >= 2 else None for each in alike]
+        tensors = block.operands([(each._index, dtype) for each, dtype in zip(alike, casts, strict=True)])
+        operands |= zip(map(id, alike), tensors, strict=True)
+    return operands
 
 
 def shard_dimension(parameter: Tensor, ranks: int) -> int | None:

@@ -41,7 +41,7 @@ class _SavedParameter:
 
     def tensor(self) -> Tensor:
         with torch.no_grad():
-            return self._block.cast(self._index, self._dtype).as_strided(*self._layout)
+            return self._block.operands([(self._index, self._dtype)])[0].as_strided(*self._layout)
 
 
 class _SavedTensor:
