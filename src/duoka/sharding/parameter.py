@@ -262,7 +262,7 @@ def _operands(parameters: list[Sharded], autocast: torch.dtype | None) -> dict[i
     members: dict[Block, list[Sharded]] = {}
     for parameter in parameters:
         members.setdefault(parameter._block, []).append(parameter)
-    operands = {}
+    operands: dict[int, Tensor] = {}
     for block, alike in members.items():
         casts = [autocast if each.dtype is torch.float32 and each.dim() >= 2 else None for each in alike]
         tensors = block.operands([(each._index, dtype) for each, dtype in zip(alike, casts, strict=True)])
