@@ -237,6 +237,18 @@ def test_going_on_at_the_next_batch(before: int) -> None:
             assert ranks[0] == (rest[:5], 2), name
 
 
+def test_going_on_with_pieces_of_batches_of_all_sizes() -> None:
+    def work(run: duoka.Run) -> Any:
+        first, again = (run.loader(LOADERS["batch sampler"](), micro_batch=2) for _ in range(2))
+        batches = iter(first)
+        for _ in range(2):
+            next(batches)
+        again.load_state_dict(first.state_dict())
+        return [[plain([piece])[0][1] for piece in batch] for batch in again]
+
+    assert on_ranks(2, work)[0] == [[[49]], [[0, 1], [4, 9], [16, 25], [36, 49]]]
+
+
 # --- what is refused
 
 

@@ -68,7 +68,7 @@ def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             if isinstance(self.dataset, Reader) or not can_split(self, loading):
                 return _own_iterator(self)
             if self not in readers:
-                readers[self] = Reader(self.dataset, Partition(0, rank, world_size), loading)
+                readers[self] = Reader(self, Partition(0, rank, world_size), loading)
             return SplitIterator(self, readers[self], view)
 
         with monkeypatch.context() as patched:

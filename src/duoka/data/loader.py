@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
 
-from duoka.data.order import Pieces, PieceSampler, drawing_from, generator_states
-from duoka.data.sources import BatchSource, ContextFactory, choose
+from duoka.data.splitting import LabelledBatch, Reader, RequestSampler, can_split, is_stacked, reading_through
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import has_streams
 from duoka.planning.options import Loading
-from duoka.private.torch import tree_leaves, tree_map_only
+from duoka.private.torch import KEPT_ITERATOR, tree_leaves, tree_map_only
+from duoka.view.random.generators import random_states, set_random_states
+from duoka.view.shares.partition import Partition
 from duoka.view.view import View
+
+ContextFactory = Callable[[], AbstractContextManager[None]]
 
 
 class Loader:
@@ -24,26 +32,43 @@ class Loader:
 
     batch_size: of the global batch; None if a batch sampler decides. dataset: the data set it reads. data_loader:
     torch's DataLoader, which reads whole batches. epoch: number of epochs read to their end.
+
+    Batches of a dataset with indices are read through a `Reader`, also on one rank, as this indexes tensors at once
+    instead of sample by sample. A stream is read by every rank, of which each stacks its own rows only.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: BatchSource,
-        piece_sampler: PieceSampler | None,
+        view: View,
+        loading: Loading,
+        rank_local: ContextFactory,
         device: torch.device,
+        cut: Callable[[int], Sequence[int]] | None,
         held: ContextFactory,
     ) -> None:
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
         self.epoch = 0
         self.data_loader = loader
-        self._source, self._piece_sampler = source, piece_sampler
-        self._device, self._held = device, held
+        self._view, self._device, self._held, self._has_pieces = view, device, held, cut is not None
+        self._sampler: RequestSampler | None = None  # of a stream: batches that are skipped have to be read
         self._seen = 0  # batches of this epoch that were yielded
         self._order: dict[str, Any] = {}  # states of the generators from which the epoch's order was drawn
         self._resumed = False
         self._going_on = 0  # iterations that have begun and not ended
         self._step_hooks: list[Callable[[], object]] = []
+        split, exact = view.shares.of_process, view.shares.exact
+        if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
+            splits = can_split(loader, loading)
+            may_split = None if splits and view.ranks.world_size > 1 else False
+            self._reader = Reader(loader, split, loading if splits else "whole", rank_local, may_split, exact)
+            self._sampler = RequestSampler(loader, view, cut)
+            self._through = reading_through(loader, self._reader, self._sampler)
+            return
+        self._through = copy.copy(loader)
+        self._through.__dict__[KEPT_ITERATOR] = None
+        if loader.batch_size is not None:
+            self._through.collate_fn = StreamCollate(loader.collate_fn, split)
 
     def __len__(self) -> int:
         """Number of batches of an epoch, the same on every rank."""
@@ -51,18 +76,15 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         around = self._seen, self._order
-        source = self._begin()
-        if self._piece_sampler is not None:
-            source = self._in_pieces(source, self._piece_sampler)
-        return self._iterate(source, around)
+        return self._iterate(self._begin(), around)
 
-    def _iterate(self, source: Iterator[Any], around: tuple[int, dict[str, Any]]) -> Iterator[Any]:
+    def _iterate(self, batches: Iterator[Any], around: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         """Yield the batches. around: the position to restore if this iteration ends early within another one."""
         seen, order = self._seen, self._order
         within = self._going_on
         self._going_on += 1
         try:
-            for batch in source:
+            for batch in batches:
                 seen += 1
                 self._seen, self._order = seen, order
                 yield batch
@@ -71,6 +93,9 @@ class Loader:
         except GeneratorExit:
             if within:
                 self._seen, self._order = around
+            raise
+        except Exception as error:
+            self._view.raised(error)
             raise
         finally:
             self._going_on -= 1
@@ -81,39 +106,42 @@ class Loader:
         set_epoch = getattr(self.data_loader.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)
-        self._source.epoch = self.epoch
         if self._resumed and self._seen:
-            self._resumed = False
             with drawing_from(self._order, self.data_loader):
-                batches = self._source.begin(self._skipped())
-                self._source.draw()
+                batches = self._read()
+                if self._sampler is not None:
+                    self._sampler.draw()
         else:
-            self._resumed, self._seen = False, 0
+            self._seen = 0
             self._order = generator_states(self.data_loader)
-            if self._piece_sampler is not None:
-                self._piece_sampler.groups.clear()
-            batches = self._source.begin(0)
-        return to_device(batches, self._device)
+            batches = self._read()
+        self._resumed = False
+        batches = to_device(batches, self._device)
+        return (
+            _in_pieces(batches, self._sampler.groups, self._held) if self._sampler and self._has_pieces else batches
+        )
 
-    def _skipped(self) -> int:
-        """Return how many pieces, or batches, the first `_seen` batches of the epoch have."""
-        if self._piece_sampler is None:
-            return self._seen
-        sizes = [len(self._piece_sampler.sizes(n)) for n in _sizes(self.data_loader)[: self._seen]]
-        return sum(sizes)
+    def _read(self) -> Iterator[Any]:
+        """Begin to read the epoch, without its first `_seen` batches."""
+        if self._sampler is None:
+            if isinstance(self._through.collate_fn, StreamCollate):
+                self._through.collate_fn.weights = self._view.weights  # for the epoch, as its workers read ahead
+            batches = iter(self._through)
+            for _ in range(self._seen):
+                next(batches, None)
+            return map(self._of_stream, batches)
+        self._reader.epochs = self._sampler.epoch = self.epoch + 1
+        self._sampler.skip = self._seen
+        return (self._reader.as_seen(labelled, self._view) for labelled in iter(self._through))
 
-    def _in_pieces(self, pieces: Iterator[Any], piece_sampler: PieceSampler) -> Iterator[Pieces]:
-        skipped = self._seen
-        while True:
-            first = next(pieces, None)
-            if first is None:
-                return
-            for _ in range(skipped):
-                piece_sampler.groups.popleft()
-            skipped = 0
-            group = Pieces(first, pieces, piece_sampler.groups.popleft(), self._held)
-            yield group
-            group.finish()
+    def _of_stream(self, batch: Any) -> Any:
+        """Return a batch of a stream, or one that the dataset made itself, with batch tensors."""
+        if not isinstance(batch, LabelledBatch):
+            tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
+            batch = LabelledBatch(batch, next((leaf.shape[0] for leaf in tensors), 0), False)
+        if not self._view.splits(batch.n):
+            return batch.batch
+        return batch.as_batch_tensors(self._view, "give the loader a collate_fn")
 
     def register_step_hook(self, hook: Callable[[], object]) -> None:
         """Register a function to be called whenever the loop has finished a batch; the position is then after it."""
@@ -135,6 +163,109 @@ class Loader:
         self._resumed = True
         with drawing_from(self._order, self.data_loader):
             pass  # restores the loader's own generators; the script's are restored by the script
+
+
+class StreamCollate:
+    """The `collate_fn` of a stream's batches, with their numbers of samples.
+
+    With default_collate, only this rank's rows are stacked from the second batch on. split: between processes, of no
+    samples. weights: of the ranks' shares.
+    """
+
+    weights: tuple[float, ...] = ()
+
+    def __init__(self, collate: Callable[[list[Any]], Any], split: Partition) -> None:
+        self._collate, self._split = collate, split
+        self._is_stacked = None if collate is default_collate else False  # None: the first batch decides
+
+    def __call__(self, samples: list[Any]) -> LabelledBatch:
+        n = len(samples)
+        if self._is_stacked and n >= self._split.fewest:
+            partition = self._split.of(n, self.weights)
+            rows = self._collate(samples[partition.start : partition.start + partition.rows])
+            return LabelledBatch(rows, n, True, weights=self.weights)
+        batch = self._collate(samples)
+        if self._is_stacked is None:
+            self._is_stacked = is_stacked(batch, n)
+        return LabelledBatch(batch, n, False)
+
+
+class Pieces:
+    """The pieces of one global batch, in order; each is a batch itself.
+
+    n: samples in the whole batch. weight: fraction of the present piece, its samples / n: multiply a mean loss by it,
+    so that the accumulated gradients are those of the whole batch. Gradients are all-reduced with the last piece
+    only.
+    """
+
+    def __init__(self, pieces: Iterator[Any], sizes: Sequence[int], held: ContextFactory) -> None:
+        self.n, self.weight = sum(sizes), sizes[0] / sum(sizes)
+        self._pieces, self._sizes, self._held = pieces, sizes, held
+        self._yielded = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, size in enumerate(self._sizes):
+            if number < self._yielded:
+                raise RuntimeError("the pieces of a batch can be iterated over only once")
+            piece = next(self._pieces)
+            self._yielded += 1
+            self.weight = size / self.n
+            with nullcontext() if self._yielded == len(self._sizes) else self._held():
+                yield piece
+
+    def skip_rest(self) -> None:
+        """Skip the pieces that the script did not take."""
+        for _ in range(self._yielded, len(self._sizes)):
+            next(self._pieces)
+        self._yielded = len(self._sizes)
+
+
+def _in_pieces(pieces: Iterator[Any], groups: deque[Sequence[int]], held: ContextFactory) -> Iterator[Pieces]:
+    for first in pieces:  # the loader has requested it, so that `groups` has the sizes
+        group = Pieces(chain([first], pieces), groups.popleft(), held)
+        yield group
+        group.skip_rest()
+
+
+def generator_states(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the states of all generators from which the order of an epoch may be drawn."""
+    of_torch, of_python, of_numpy = random_states()
+    states: dict[str, Any] = {
+        "torch": of_torch["cpu"],
+        "python": [of_python[0], list(of_python[1]), of_python[2]],
+        "numpy": [of_numpy[0], torch.from_numpy(of_numpy[1].astype(np.int64)), *of_numpy[2:]],
+    }
+    return states | {name: generator.get_state() for name, generator in _generators_of(loader).items()}
+
+
+@contextmanager
+def drawing_from(states: dict[str, Any], loader: DataLoader[Any]) -> Iterator[None]:
+    """Set the generators to `states`; afterwards restore those of the script."""
+    before = random_states()
+    torch.set_rng_state(states["torch"])
+    version, state, gauss = states["python"]
+    random.setstate((version, tuple(state), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    for name, generator in _generators_of(loader).items():
+        if isinstance(states.get(name), Tensor):
+            generator.set_state(states[name])
+    try:
+        yield
+    finally:
+        set_random_states(before)
+
+
+def _generators_of(loader: DataLoader[Any]) -> dict[str, Generator]:
+    """Return the generators that belong to this loader."""
+    candidates = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
+    return {name: generator for name, generator in candidates.items() if isinstance(generator, Generator)}
+
+
+# The arguments of `run.loader`.
 
 
 def make_loader(
@@ -165,9 +296,8 @@ def make_loader(
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         hint = "leave it out: duoka splits every batch by itself"
         raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
-    piece_sampler = _piece_sampler(loader, accumulate, micro_batch)
-    source = choose(loader, piece_sampler, view, loading, rank_local)
-    return Loader(loader, source, piece_sampler, device, held)
+    cut = _cut(loader, accumulate, micro_batch)
+    return Loader(loader, view, loading, rank_local, device, cut, held)
 
 
 def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device, how: dict[str, Any]) -> Any:
@@ -227,7 +357,8 @@ def _check_batch_size(batch_size: object, how: dict[str, Any]) -> None:
         raise OptionError("batch_size", batch_size, "a whole number of samples, at least 1: of all ranks together")
 
 
-def _piece_sampler(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> PieceSampler | None:
+def _cut(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> Callable[[int], Sequence[int]] | None:
+    """Return a function that cuts a batch of n samples into pieces, as even as possible, and returns their sizes."""
     if accumulate is None and micro_batch is None:
         return None
     name, value = ("accumulate", accumulate) if micro_batch is None else ("micro_batch", micro_batch)
@@ -237,19 +368,7 @@ def _piece_sampler(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -
         raise OptionError(name, value, "a whole number, at least 1")
     if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
         raise OptionError(name, value, "left out for a dataset without indices", "use a smaller batch_size")
-    return PieceSampler(loader.batch_sampler, accumulate, micro_batch)
-
-
-def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
-    """Return the sizes of an epoch's batches, computed without iterating the sampler.
-
-    Raises OptionError if the loader has a batch_sampler of the user, so that the sizes are not known.
-    """
-    if loader.batch_size is None:
-        raise OptionError("load_state_dict", "in mid-epoch", "used without pieces where a batch_sampler is given")
-    total = len(loader.sampler)  # type: ignore[arg-type]
-    full, rest = divmod(total, loader.batch_size)
-    return [loader.batch_size] * full + [rest] * (rest > 0 and not loader.drop_last)
+    return lambda n: Partition(n, 0, min(accumulate or -(-n // value), n)).sizes
 
 
 # Batches on the device, each copied while the previous one is computed on.

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from inspect import GEN_CREATED, getgeneratorstate
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate, get_worker_info
 
 from duoka.data import in_memory
 from duoka.data.dataset_state import DatasetState, state_of
@@ -60,19 +63,53 @@ class BatchRequest:
 
 
 class RequestSampler:
-    """A batch sampler that yields `BatchRequest`s. `epoch` is set when one begins."""
+    """A batch sampler that yields `BatchRequest`s for the batches of a loader, each cut into pieces.
 
-    def __init__(self, batches: Iterable[Sequence[Any]], view: View) -> None:
-        self._batches, self._view, self.epoch = batches, view, 0
+    cut: returns the sizes of the pieces of a batch of so many samples. epoch: number of the next iteration. skip:
+    batches that it leaves out. groups: the sizes of the pieces of each batch that the last iteration has requested.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], view: View, cut: Callable[[int], Sequence[int]] | None = None
+    ) -> None:
+        assert loader.batch_sampler is not None
+        self._batches: Iterable[Sequence[Any]] = loader.batch_sampler
+        self._view, self._cut = view, cut or (lambda n: (n,))
+        # Its generator is the CPU's, on which torch then does not draw where another device is the default.
+        self._draws_on_cpu = type(loader.sampler) is RandomSampler and loader.sampler.generator is None
+        self.batch_size = None if cut else getattr(self._batches, "batch_size", None)  # of the loader's iterator
+        self.epoch = self.skip = 0
+        self.groups: deque[Sequence[int]] = deque()
+        self._rest: Any = None
+        self._drawn: list[BatchRequest] = []
 
     def __iter__(self) -> Iterator[BatchRequest]:
+        self.groups, self._drawn = deque(), []
         batches = iter(self._batches)  # begins the script's sampler now, as its loader does
-        return (BatchRequest(self.epoch, list(indices), self._view.weights) for indices in batches)
+        self._rest = self._requests(batches, self.epoch, self.skip, self.groups)
+        return chain(self._drawn, self._rest)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Samples in a batch, if the script's own sampler knows."""
-        return getattr(self._batches, "batch_size", None)
+    def _requests(
+        self, batches: Iterator[Sequence[Any]], epoch: int, skip: int, groups: deque[Sequence[int]]
+    ) -> Iterator[BatchRequest]:
+        while True:
+            with torch.device("cpu") if self._draws_on_cpu else nullcontext():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            if skip:
+                skip -= 1
+                continue
+            indices = list(batch)
+            groups.append(self._cut(len(indices)))
+            for size in groups[-1]:
+                yield BatchRequest(epoch, indices[:size], self._view.weights)
+                del indices[:size]
+
+    def draw(self) -> None:
+        """Draw the order of the last iteration now, instead of with its first batch."""
+        if getgeneratorstate(self._rest) == GEN_CREATED:  # loader workers have not been sent requests yet
+            self._drawn += islice(self._rest, 1)
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -87,7 +124,7 @@ class LabelledBatch:
     """
 
     batch: Any
-    n: int | None
+    n: int
     is_local: bool
     why: str = ""
     seeded: bool = False
@@ -100,11 +137,12 @@ class LabelledBatch:
         pinned = tree_map_only(Tensor, lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf, self.batch)
         return replace(self, batch=pinned)
 
-    def as_batch_tensors(self, n: int, view: View, advice: str) -> Any:
-        """Return the batch of `n` samples with batch tensors of its tensors.
+    def as_batch_tensors(self, view: View, advice: str) -> Any:
+        """Return the batch with batch tensors of its tensors.
 
         Raises Refused if it holds other rows than this rank's. advice: what to do then.
         """
+        n = self.n
         # Not by the view's weights, which may have changed since the batch was read.
         if self.is_local and not is_stacked(self.batch, view.shares.of_process.of(n, self.weights).rows):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; {advice}")
@@ -124,24 +162,25 @@ class Reader:
     whether reading draws random numbers. With "shared" every sample draws from a generator seeded by (seed, epoch,
     index): the same for any number of ranks.
 
-    split: between processes, of no samples. rank_local: a context for reading rows that the other ranks do not read.
-    reseeds: with "auto", switch to "shared" if reading draws.
+    split: between processes, of no samples. may_split: whether batches are known to be split; None: the next one
+    decides. rank_local: a context for reading rows that the other ranks do not read. reseeds: with "auto", switch to
+    "shared" if reading draws. why: the reason for reading whole batches. epochs: number of those begun.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        loader: DataLoader[Any],
         split: Partition,
         loading: Loading,
         rank_local: Callable[[], AbstractContextManager[None]] = nullcontext,
+        may_split: bool | None = None,
         reseeds: bool = False,
     ) -> None:
-        self.dataset, self._split, self._rank_local = dataset, split, rank_local
+        self.dataset, self.collate, self._init = loader.dataset, loader.collate_fn, loader.worker_init_fn
+        self._split, self._rank_local = split, rank_local
         self.seeded = self.seeds_always = loading == "shared"
         self._reseeds, self._draws = reseeds and loading == "auto", False
-        self.may_split: bool | None = None  # None: not known yet
-        self.why = ""  # reason for reading whole batches
-        self.epochs = 0  # epochs begun
+        self.may_split, self.why, self.epochs = may_split, "", 0
         self._changes = 0  # observed changes of the dataset
         self._generators: list[Any] = []  # of the dataset
         self._seed = torch.initial_seed()
@@ -150,16 +189,22 @@ class Reader:
         return {**self.__dict__, "_rank_local": nullcontext}  # what a loader worker does is rank-local anyway
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def begin_worker(self, worker: int) -> None:
+        """Let the script find its own dataset in the worker's info, and call its `worker_init_fn`."""
+        object.__setattr__(get_worker_info(), "dataset", self.dataset)  # its __setattr__ refuses
+        if self._init is not None:
+            self._init(worker)
 
     def __getitems__(self, request: BatchRequest) -> Any:
         """Return the batch of a request, or an error of the script in the form that torch's workers send."""
         info = get_worker_info()
-        if info is None:
-            return self._labelled(request)
         try:
             return self._labelled(request)
         except Exception as error:
+            if info is None:
+                raise
             tracebacks.trim(error)  # here, as the traceback goes to the loader as text
             where = f"in DataLoader worker process {info.id}"
             return ExceptionWrapper((type(error), error, error.__traceback__), where)
@@ -168,19 +213,24 @@ class Reader:
         """Read this rank's rows if the batch may be split, else all of them."""
         n = len(request.indices)
         # In a batch of fewer samples some rank would have no row.
-        if n >= self._split.fewest and self.may_split:
-            partition = self._split.of(n, request.weights)
-            of_rank = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
-            return LabelledBatch(self._read_own_rows(of_rank), n, True, seeded=self.seeded, weights=request.weights)
-        checks = n >= self._split.fewest and self.may_split is None
-        batch = self._read_and_check(request) if checks else self._read(request)
-        return LabelledBatch(batch, n, False, self.why, self.seeded)
+        if n < self._split.fewest or self.may_split is False:
+            return LabelledBatch(self._read(request), n, False, self.why, self.seeded)
+        if self.may_split is None:
+            return LabelledBatch(self._read_and_decide(request), n, False, self.why, self.seeded)
+        partition = self._split.of(n, request.weights)
+        of_rank = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
+        return LabelledBatch(self._read_own_rows(of_rank), n, True, seeded=self.seeded, weights=request.weights)
 
-    def _read_and_check(self, request: BatchRequest) -> Any:
+    def _read_and_decide(self, request: BatchRequest) -> Any:
         """Read a whole batch, and decide whether the next ones may be split."""
-        before, state = random_marks(), self._dataset_state()
-        batch = self._read_reseeding(request) if self._reseeds else self._read(request)
-        now = self._dataset_state()
+        before, state = random_marks(), None if self.seeded else DatasetState(self.dataset)
+        if self._reseeds:  # from now on, if a sample of this batch draws
+            self.seeded = True
+            batch = self._read(request)
+            self._reseeds, self.seeded = False, self._draws
+        else:
+            batch = self._read(request)
+        now = None if state is None or self.seeded else DatasetState(self.dataset)
         changed = state.changed(now) if state and now else None
         self._changes += bool(changed)
         if not is_stacked(batch, len(request.indices)):
@@ -195,29 +245,20 @@ class Reader:
         self._generators = now.generators if now else []
         return batch
 
-    def _read_reseeding(self, request: BatchRequest) -> Any:
-        """Read a batch with a generator for each sample, and go on so if a sample draws."""
-        self.seeded = True
-        batch = self._read(request)
-        self._reseeds, self.seeded = False, self._draws
-        return batch
-
-    def _dataset_state(self) -> DatasetState | None:
-        return None if self.seeded else DatasetState(self.dataset)
-
     def _read_own_rows(self, request: BatchRequest) -> Any:
         """Read this rank's rows. If loading is not seeded, check that reading draws no random numbers.
 
         Raises Refused if reading has drawn random numbers.
         """
-        if self.seeded:
-            with self._rank_local():
-                return self._read(request)
+
+        def marks() -> Any:
+            return None if self.seeded else (random_marks(), [state_of(each) for each in self._generators])
+
         # A draw by this rank alone would part the ranks' generators: wrong numbers, without an error.
-        before, drawn = random_marks(), [state_of(generator) for generator in self._generators]
+        before = marks()
         with self._rank_local():
             batch = self._read(request)
-        if before != random_marks() or drawn != [state_of(generator) for generator in self._generators]:
+        if before != marks():
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
                 "that reads only its own rows cannot draw as one device would; use --loading whole"
@@ -225,15 +266,12 @@ class Reader:
         return batch
 
     def _read(self, request: BatchRequest) -> Any:
+        indices, getitems = request.indices, getattr(self.dataset, "__getitems__", None)
         if self.seeded:
-            return default_collate([self._read_seeded(request.epoch, index) for index in request.indices])
-        rows = in_memory.read(self.dataset, request.indices)
-        if rows is not None:
+            return self.collate([self._read_seeded(request.epoch, index) for index in indices])
+        if self.collate is default_collate and (rows := in_memory.read(self.dataset, indices)) is not None:
             return rows
-        getitems = getattr(self.dataset, "__getitems__", None)
-        if callable(getitems):
-            return default_collate(getitems(request.indices))
-        return default_collate([self.dataset[index] for index in request.indices])
+        return self.collate(getitems(indices) if callable(getitems) else [self.dataset[index] for index in indices])
 
     def _read_seeded(self, epoch: int, index: Any) -> Any:
         states = random_states()  # restored after it: the script's own draws are those of one device
@@ -245,15 +283,33 @@ class Reader:
             self._draws = self._draws or (seeded is not None and seeded != random_marks())
             set_random_states(states)
 
+    def as_seen(self, labelled: LabelledBatch, view: View) -> Any:
+        """Return a batch that was read through this as the script sees it: with batch tensors."""
+        batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
+        if not view.splits(n):  # every rank computes all of it
+            return batch
+        if labelled.why:
+            view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
+        if labelled.seeded and not self.seeds_always:
+            self.seeded = True  # for the workers of the next epoch
+            view.say(
+                f"the loader at {user_line()} draws random numbers, seeded by sample and epoch: they are not "
+                'those of python (loading="whole" gives these)'
+            )
+        if not is_local and self.collate is default_collate and not is_stacked(batch, n):
+            return batch
+        if self.may_split is None:
+            self.may_split = is_local or None  # the workers of the next epoch need not check again
+        return labelled.as_batch_tensors(view, "use --loading whole")
+
 
 class SplitIterator:
     """The iterator of `iter(loader)`: wraps the loader's own iterator, and converts its batches to batch tensors."""
 
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
         self._reader, self._view = reader, view
-        assert loader.batch_sampler is not None
-        self._sampler = RequestSampler(loader.batch_sampler, view)
-        self._loader = _reading_through(loader, reader, self._sampler)
+        self._sampler = RequestSampler(loader, view)
+        self._loader = reading_through(loader, reader, self._sampler)
         self._begin()
         self._batches = new_iterator(self._loader)
 
@@ -278,50 +334,21 @@ class SplitIterator:
         except Exception as error:
             self._view.raised(error)
             raise
-        batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
-        if not self._view.splits(n):  # every rank computes all of it
-            return batch
-        if labelled.why:
-            self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
-        if labelled.seeded and not self._reader.seeds_always:
-            self._reader.seeded = True  # for the workers of the next epoch
-            self._view.say(
-                f"the loader at {user_line()} draws random numbers, seeded by sample and epoch: they are not "
-                'those of python (loading="whole" gives these)'
-            )
-        if not is_local and not is_stacked(batch, n):
-            return batch
-        if self._reader.may_split is None:
-            self._reader.may_split = is_local or None  # the workers of the next epoch need not check again
-        return labelled.as_batch_tensors(n, self._view, "use --loading whole")
+        return self._reader.as_seen(labelled, self._view)
 
 
-def _reading_through(loader: DataLoader[Any], reader: Reader, sampler: RequestSampler) -> DataLoader[Any]:
+def reading_through(loader: DataLoader[Any], reader: Reader, sampler: RequestSampler) -> DataLoader[Any]:
     """Copy a loader, with samplers and generator, so that it reads through `reader`."""
     through = copy.copy(loader)
-    init = loader.worker_init_fn
     changes = {
         "dataset": reader,
         "collate_fn": as_is,
         "batch_sampler": sampler,
-        "worker_init_fn": init and _WithDataset(init),
+        "worker_init_fn": reader.begin_worker,
         KEPT_ITERATOR: None,
     }
     through.__dict__.update(changes)  # DataLoader.__setattr__ refuses
     return through
-
-
-class _WithDataset:
-    """Calls the script's `worker_init_fn` with the script's dataset in the worker's info."""
-
-    def __init__(self, init: Callable[[int], None]) -> None:
-        self._init = init
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, Reader):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # its __setattr__ refuses
-        self._init(worker)
 
 
 def is_stacked(batch: Any, n: int) -> bool:

@@ -36,7 +36,7 @@ def install(session: Session) -> None:
                 return original(_drawing_alike(self, session))
             reader = readers.get(self)
             if reader is None:
-                reader = Reader(self.dataset, session.view.shares.of_process, session.plan.loading, rank_local)
+                reader = Reader(self, session.view.shares.of_process, session.plan.loading, rank_local)
                 readers[self] = reader
             return SplitIterator(self, reader, session.view)
 
