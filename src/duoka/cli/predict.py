@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +49,6 @@ class PredictRequest:
     precision: str
     read: str | None
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Values that must be unchanged to resume."""
-        made_of = {"weights": _stamp(self.weights), "data": _stamp(self.data)}
-        return {"model": self.model, "read": self.read, "precision": self.precision, **made_of}
-
 
 def predict(**asked: Any) -> Callable[[], int]:
     """Return the function that predicts; it runs outside of click, which must not handle the model's errors."""
@@ -75,8 +70,12 @@ def _predict(
         hint = "without it, each device computes with a copy of the model"
         raise OptionError("--strategy", strategy, "fsdp, or left out", hint)
     count = len(open_data(request.data, None if request.read is None else Path))  # read later
+    facts = {
+        **{name: getattr(request, name) for name in ("model", "read", "precision")},
+        **{name: _stamp(getattr(request, name)) for name in ("weights", "data")},
+    }
     compute = _compute_together if strategy == "fsdp" else _compute
-    with closing(writer(out, count, request.facts, resume)) as output:
+    with closing(writer(out, count, facts, resume)) as output:
         return compute(request, output, devices, wait or 0)
 
 
@@ -148,15 +147,24 @@ def _load(net: Any, weights: Path | None, tell: Callable[[str], None]) -> None:
 def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
     """Write all predictions; on an interruption or error keep what is written, to be resumed."""
     begin = output.done
+
+    def left() -> str:
+        output.keep()
+        return f"{output.done:,} of {output.total:,} outputs are in {output.part}; --resume goes on"
+
     try:
-        _write(predictions, output, batch_size)
+        with click.progressbar(length=output.total, file=sys.stderr, show_pos=True) as bar:
+            bar.update(output.done)
+            while batch := list(islice(predictions, batch_size)):
+                output.write(batch)
+                bar.update(len(batch))
     except KeyboardInterrupt:
-        print(f"\nduoka: interrupted{f'; {_left(output)}' if output.done else ''}", file=sys.stderr)
+        print(f"\nduoka: interrupted{f'; {left()}' if output.done else ''}", file=sys.stderr)
         return 130
     except BatchFailed as error:
         print(tracebacks.shown(error.__cause__ or error), end="", file=sys.stderr)
         if output.done:
-            say(_left(output))
+            say(left())
         raise _in_all_data(error, begin) from error
     output.finish()
     return 0
@@ -166,26 +174,6 @@ def _in_all_data(error: BatchFailed, begin: int) -> BatchFailed:
     """Return an error whose items are counted from the beginning of the data, of which `begin` were left out."""
     indices = range(begin + error.indices.start, begin + error.indices.stop)
     return BatchFailed(indices, error.device, error.reason)
-
-
-def _left(output: Writer) -> str:
-    """Save the progress, and describe it."""
-    output.keep()
-    return f"{output.done:,} of {output.total:,} outputs are in {output.part}; --resume goes on"
-
-
-def _write(predictions: Predictions, output: Writer, batch_size: int) -> None:
-    with click.progressbar(length=output.total, file=sys.stderr, show_pos=True) as bar:
-        bar.update(output.done)
-        waiting: list[Any] = []
-        for prediction in predictions:
-            waiting.append(prediction)
-            if len(waiting) == batch_size:
-                output.write(waiting)
-                bar.update(len(waiting))
-                waiting = []
-        output.write(waiting)
-        bar.update(len(waiting))
 
 
 def _stamp(path: Path | None) -> list[Any] | None:

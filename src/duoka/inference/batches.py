@@ -1,4 +1,4 @@
-"""Batches: read in order and numbered, only when there is room for them; and their rows, whatever their structure.
+"""Batches, read in order; and their rows, whatever their structure.
 
 Batches and outputs are dicts, tuples and lists of tensors, strings and numbers.
 """
@@ -27,17 +27,17 @@ class Batch:
     """Items that go through the model together, and then their outputs.
 
     indices: positions in the data. rows: number of rows, or None if unknown. outputs: for each item. error: raised
-    while reading or computing. device: that computed it. failed_devices: number of devices that failed on it.
+    while reading or computing. device: that computed it. has_failed_device: a device failed on it.
     """
 
-    number: int
     indices: range
     content: Any
     rows: int | None = None
     outputs: list[Any] = field(default_factory=list)
     error: Exception | None = None
     device: str = "the data"
-    failed_devices: int = 0
+    has_failed_device: bool = False
+    is_finished: bool = False
 
 
 def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
@@ -46,7 +46,7 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
     Args:
         data: rows of a tensor or array, items of a dataset or iterable, or batches of a DataLoader.
         size: items in a batch; None if each item is a batch already. Ignored for a DataLoader.
-        share: the batches to read; they are numbered consecutively, while `indices` refer to all of `data`.
+        share: the batches to read.
 
     Raises:
         OptionError: `data` or `size` is of another type.
@@ -56,48 +56,40 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
     if isinstance(data, Loader):  # of a run: its batches are whole here
         data = data.data_loader
     if isinstance(data, DataLoader):
-        return _numbered(iter(data), share)
+        return _in_order(iter(data), share)
     if isinstance(data, numpy.ndarray):
-        return _of_rows(lambda start, stop: torch.from_numpy(numpy.array(data[start:stop])), len(data), size, share)
+        return _by_index(
+            lambda rows: torch.from_numpy(numpy.array(data[rows.start : rows.stop])), len(data), size, share
+        )
     if isinstance(data, (torch.Tensor, Mapping)):
         data = each_leaf(_full, data)
         total = count_rows(data)
         if total is None:
             raise OptionError("data", type(data).__name__, KINDS, "this one has no rows")
-        return _of_rows(lambda start, stop: slice_rows(data, start, stop, total), total, size, share)
+        return _by_index(lambda rows: slice_rows(data, rows.start, rows.stop, total), total, size, share)
     if isinstance(data, (str, bytes)):
         raise OptionError("data", data, KINDS)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
-        return _of_items(data, size, share)
+        if size is None:
+            return _in_order((data[index] for index in range(len(data))), share)
+        return _by_index(lambda rows: default_collate([data[index] for index in rows]), len(data), size, share)
     if isinstance(data, Iterable):
-        return _numbered(iter(data) if size is None else _collated(iter(data), size), share)
+        return _in_order(iter(data) if size is None else _collated(iter(data), size), share)
     raise OptionError("data", type(data).__name__, KINDS)
 
 
-def _of_rows(read: Callable[[int, int], Any], total: int, size: int | None, share: Share) -> Iterator[Batch]:
-    for number, indices in _ranges(total, size or total or 1, share):
-        yield Batch(number, indices, read(indices.start, indices.stop), len(indices))
-
-
-def _of_items(data: Any, size: int | None, share: Share) -> Iterator[Batch]:
-    """Read items by index, so that an unreadable one fails only its own batch."""
-    if size is None:
-        yield from _numbered((data[index] for index in range(len(data))), share)
-        return
-    for number, indices in _ranges(len(data), size, share):
-        batch = Batch(number, indices, None, len(indices))
+def _by_index(read: Callable[[range], Any], total: int, size: int | None, share: Share) -> Iterator[Batch]:
+    """Read the items of each batch of a share by index, so that an unreadable one fails only its own batch."""
+    rank, world_size = share
+    size = size or total or 1
+    for start in range(rank * size, total, world_size * size):
+        batch = Batch(range(start, min(start + size, total)), None)
+        batch.rows = len(batch.indices)
         try:
-            batch.content = default_collate([data[index] for index in indices])
+            batch.content = read(batch.indices)
         except Exception as error:
             batch.error = error
         yield batch
-
-
-def _ranges(total: int, size: int, share: Share) -> Iterator[tuple[int, range]]:
-    """Yield number and items of each batch of a share, without reading the others."""
-    rank, world_size = share
-    for number, start in enumerate(range(rank * size, total, world_size * size)):
-        yield number, range(start, min(start + size, total))
 
 
 def _collated(items: Iterator[Any], size: int) -> Iterator[Any]:
@@ -105,8 +97,8 @@ def _collated(items: Iterator[Any], size: int) -> Iterator[Any]:
         yield default_collate(some)
 
 
-def _numbered(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
-    """Number batches as they come. A batch whose rows cannot be counted counts as one item."""
+def _in_order(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
+    """Yield the batches of a share as they come. A batch whose rows cannot be counted counts as one item."""
     rank, world_size = share
     start = 0
     for number, content in enumerate(contents):
@@ -114,7 +106,7 @@ def _numbered(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
         rows = count_rows(content)
         stop = start + (1 if rows is None else rows)
         if number % world_size == rank:
-            yield Batch(number // world_size, range(start, stop), content, rows)
+            yield Batch(range(start, stop), content, rows)
         start = stop
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from itertools import chain
 from typing import Any, Literal, Protocol, get_args
 
@@ -15,7 +15,7 @@ from torch import nn
 from duoka.errors import AskedError, BatchFailed, DuokaError, OptionError
 from duoka.hardware.inventory import cores
 from duoka.inference.batches import Batch, batches, stack
-from duoka.inference.replicas import InlinePool, Replica, ThreadPool, calling, replicate
+from duoka.inference.replicas import Replica, ThreadPool, calling, replicate
 from duoka.origins.process import this_process
 from duoka.planning.options import one_of
 from duoka.planning.picking import Picked
@@ -26,8 +26,8 @@ from duoka.view.support.kinds import holds_shards
 
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+Computed = Generator[Batch, None, None]
 WINDOW = 4  # batches for each device that are read and not yet yielded
-Pool = InlinePool | ThreadPool
 
 
 class JobRanks(Protocol):
@@ -114,19 +114,21 @@ def predict(
     def replica(copy: nn.Module, device: torch.device, share_out: Any = None) -> Replica:
         return Replica(copy, device, call, PRECISIONS[precision], outputs == "device", share_out)
 
-    def pool() -> Pool:
+    def computed() -> Computed:
+        on_cpu = {parameter.device for parameter in model.parameters()} <= {torch.device("cpu")}
         if part is not None:
             run = this_process().run  # a plain script's model shares out what it is given
-            return InlinePool(replica(model, part.device, run.batch if run is not None else None))
-        on_cpu = {parameter.device for parameter in model.parameters()} <= {torch.device("cpu")}
-        if len(picked) == 1 and picked[0].type == "cpu" and on_cpu:
-            return InlinePool(replica(model, picked[0]))
-        copies = [replicate(model, device, share_buffers=len(picked) == 1) for device in picked]
-        cpus = sum(device.type == "cpu" for device in picked)
-        threads = max(1, cores() // cpus) if cpus > 1 else None
-        return ThreadPool(list(map(replica, copies, picked)), timeout, threads)
+            yield from map(replica(model, part.device, run.batch if run is not None else None).compute, source)
+        elif len(picked) == 1 and picked[0].type == "cpu" and on_cpu:  # in this thread, without a copy
+            yield from map(replica(model, picked[0]).compute, source)
+        else:
+            copies = [replicate(model, device, share_buffers=len(picked) == 1) for device in picked]
+            cpus = sum(device.type == "cpu" for device in picked)
+            threads = max(1, cores() // cpus) if cpus > 1 else None
+            with closing(ThreadPool(list(map(replica, copies, picked)), timeout, threads)) as pool:
+                yield from pool.computed(source, WINDOW * len(picked))
 
-    return Predictions(source, pool, WINDOW * len(picked), on_error, picked.release, ranks)
+    return Predictions(computed(), on_error, picked.release, ranks)
 
 
 class Predictions(Iterator[Any]):
@@ -137,17 +139,15 @@ class Predictions(Iterator[Any]):
 
     def __init__(
         self,
-        source: Iterator[Batch],
-        pool: Callable[[], Pool],
-        window: int,
+        computed: Computed,
         on_error: OnError,
         release: Callable[[], None],
         ranks: JobRanks | None,
     ) -> None:
         self.failures: list[BatchFailed] = []
-        computed = _in_order(source, pool, window, self.failures if on_error == "collect" else None, release)
-        self._outputs = chain.from_iterable(computed if ranks is None else _gathered(computed, ranks))
-        self._end = weakref.finalize(self, computed.close)  # also at interpreter exit
+        outputs = _outputs(computed, self.failures if on_error == "collect" else None, release)
+        self._outputs = chain.from_iterable(outputs if ranks is None else _gathered(outputs, ranks))
+        self._end = weakref.finalize(self, outputs.close)  # also at interpreter exit
 
     def __next__(self) -> Any:
         return next(self._outputs)
@@ -172,44 +172,19 @@ class Predictions(Iterator[Any]):
         self._end()
 
 
-def _in_order(
-    source: Iterator[Batch],
-    make_pool: Callable[[], Pool],
-    window: int,
-    failures: list[BatchFailed] | None,
-    release: Callable[[], None],
+def _outputs(
+    computed: Computed, failures: list[BatchFailed] | None, release: Callable[[], None]
 ) -> Generator[list[Any], None, None]:
-    """Keep the pool busy, and yield the outputs of each batch in order.
+    """Yield the outputs of each batch.
 
     failures: collects errors; None raises them. release: called at the end.
     """
-    finished: dict[int, Batch] = {}
-    begun = yielded = 0  # batches
-    more = True
-    with ExitStack() as ending:
-        ending.callback(release)
-        pool = make_pool()
-        ending.callback(pool.close)
-        while True:
-            while more and begun - yielded < window and pool.has_room():
-                batch = next(source, None)
-                if batch is None:
-                    more = False
-                    break
-                begun += 1
-                if batch.error is None:
-                    pool.submit(batch)
-                else:
-                    finished[batch.number] = batch
-            if yielded in finished:
-                batch = finished.pop(yielded)
-                yield batch.outputs if batch.error is None else _failed(batch, batch.error, failures)
-                yielded += 1
-            elif yielded < begun:
-                batch = pool.next_result()
-                finished[batch.number] = batch
-            else:
-                return
+    try:
+        for batch in computed:
+            yield batch.outputs if batch.error is None else _failed(batch, batch.error, failures)
+    finally:
+        computed.close()  # stops the threads
+        release()
 
 
 def _failed(batch: Batch, error: Exception, failures: list[BatchFailed] | None) -> list[Any]:
@@ -224,7 +199,7 @@ def _failed(batch: Batch, error: Exception, failures: list[BatchFailed] | None) 
     return [failure] * len(batch.indices)
 
 
-def _gathered(computed: Iterator[list[Any]], ranks: JobRanks) -> Iterator[list[Any]]:
+def _gathered(outputs: Iterator[list[Any]], ranks: JobRanks) -> Iterator[list[Any]]:
     """Yield the outputs of all ranks' batches in order, gathered in rounds of a batch for each rank.
 
     Raises:
@@ -233,7 +208,7 @@ def _gathered(computed: Iterator[list[Any]], ranks: JobRanks) -> Iterator[list[A
     while True:
         outcome: list[Any] | DuokaError | None
         try:
-            outcome = next(computed, None)
+            outcome = next(outputs, None)
         except DuokaError as error:
             outcome = error
         file = io.BytesIO()

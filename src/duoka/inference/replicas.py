@@ -13,8 +13,10 @@ import queue
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -27,7 +29,6 @@ from duoka.private.texts import NO_MEMORY, says
 from duoka.system.libc import raise_in_thread
 from duoka.view.tensor.batch import gather_all
 
-QUEUED = 2  # batches for each device: one in computation, and the next
 STOP_LIMIT = 2.0  # seconds for threads to return from their current operation
 STEP = 0.1  # seconds before threads are interrupted, and between interrupts
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -55,13 +56,15 @@ class Replica:
         self.precision, self.keep, self.share_out = precision, keep, share_out
         self.most: int | None = None  # rows that fit into memory at once, after it has run out
 
-    def compute(self, batch: Batch) -> None:
-        """Set the outputs of a batch, or its error."""
-        batch.device = str(self.device)
-        try:
-            batch.outputs, batch.error = self._outputs(batch.content, batch.rows), None
-        except Exception as error:
-            batch.error = error
+    def compute(self, batch: Batch) -> Batch:
+        """Set the outputs of a batch, or its error, unless it could not be read; return it."""
+        if batch.error is None:
+            batch.device = str(self.device)
+            try:
+                batch.outputs = self._outputs(batch.content, batch.rows)
+            except Exception as error:
+                batch.error = error
+        return batch
 
     def _outputs(self, content: Any, rows: int | None) -> list[Any]:
         """Return the output for each row. When memory runs out, halve the batch, this and later ones."""
@@ -199,38 +202,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or says(error, *NO_MEMORY)
 
 
-# Pools, to which batches are submitted, and which return them computed, in any order.
-
-
-class InlinePool:
-    """One device, in the caller's thread: batches are computed on demand."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._batch: Batch | None = None
-
-    def has_room(self) -> bool:
-        """Return True if a batch can be submitted now."""
-        return self._batch is None
-
-    def submit(self, batch: Batch) -> None:
-        """Take a batch."""
-        self._batch = batch
-
-    def next_result(self) -> Batch:
-        """Compute the batch."""
-        assert self._batch is not None
-        batch, self._batch = self._batch, None
-        self._replica.compute(batch)
-        return batch
-
-    def close(self) -> None:
-        """Forget the batch."""
-        self._batch = None
-
-
 class ThreadPool:
-    """Several devices, or one that computes while the next batch is read: a thread for each takes the next batch.
+    """A thread for each device, which takes the next batch; also for one device, while the next batch is read.
 
     timeout: seconds without any result after which a device counts as hung. cores: CPU threads of each device, for
     CPUs; None for torch's default.
@@ -240,7 +213,6 @@ class ThreadPool:
         self._timeout, self._cores, self._cores_before = timeout, cores, torch.get_num_threads()
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # None: the pool is closed
         self._outbox: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-        self._pending = 0  # batches submitted and not returned
         self._alive = len(replicas)  # devices that have not failed
         self._closed = False
         self._computing: dict[threading.Thread, Batch] = {}
@@ -251,41 +223,45 @@ class ThreadPool:
         for thread in self._threads:
             thread.start()
 
-    def has_room(self) -> bool:
-        """Return True if a batch can be submitted now."""
-        return self._pending < QUEUED * self._alive
-
-    def submit(self, batch: Batch) -> None:
-        """Queue a batch for the next device that is free."""
-        self._pending += 1
-        self._inbox.put(batch)
-
-    def next_result(self) -> Batch:
-        """Return the next batch that is computed. That of a device that failed goes to another.
+    def computed(self, source: Iterator[Batch], window: int) -> Iterator[Batch]:
+        """Yield the batches of `source`, computed, in order. At most `window` of them are read ahead.
 
         Raises:
             RunError: no device is left.
             TimedOut: no batch was finished in time.
         """
-        while True:
-            try:
-                batch = self._outbox.get(timeout=self._timeout)
-            except queue.Empty:
-                had = ", ".join(
-                    f"{batch.device} computes the batch that begins with item {batch.indices.start:,}"
-                    for batch in self._computing.copy().values()
-                )
-                raise TimedOut(f"no batch was finished in {self._timeout:g} s; {had}") from None
-            if batch.error is not None and is_fatal(batch.error):
-                self._alive -= 1
-                batch.failed_devices += 1
-                if not self._alive:
-                    raise RunError(f"no device is left: {batch.device} was the last, and failed with: {batch.error}")
-                if batch.failed_devices == 1:  # else the batch itself makes devices fail
+        ahead: deque[Batch] = deque()
+        for batch in chain(source, repeat(None)):
+            if batch is not None:
+                ahead.append(batch)
+                batch.is_finished = batch.error is not None  # it could not be read
+                if not batch.is_finished:
                     self._inbox.put(batch)
-                    continue
-            self._pending -= 1
-            return batch
+            elif not ahead:
+                return
+            if batch is None or len(ahead) == window:
+                while not ahead[0].is_finished:
+                    self._receive()
+                yield ahead.popleft()
+
+    def _receive(self) -> None:
+        """Wait for the next batch that is computed. That of a device that failed goes to another."""
+        try:
+            batch = self._outbox.get(timeout=self._timeout)
+        except queue.Empty:
+            had = ", ".join(
+                f"{batch.device} computes the batch that begins with item {batch.indices.start:,}"
+                for batch in self._computing.copy().values()
+            )
+            raise TimedOut(f"no batch was finished in {self._timeout:g} s; {had}") from None
+        batch.is_finished = True
+        if batch.error is not None and is_fatal(batch.error):
+            self._alive -= 1
+            if not self._alive:
+                raise RunError(f"no device is left: {batch.device} was the last, and failed with: {batch.error}")
+            if not batch.has_failed_device:  # else the batch itself makes devices fail
+                batch.has_failed_device, batch.is_finished, batch.error = True, False, None
+                self._inbox.put(batch)
 
     def _run(self, replica: Replica) -> None:
         with suppress(_StopThread):

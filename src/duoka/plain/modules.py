@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 from duoka.errors import Refused
 from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES
-from duoka.inference.replicas import InlinePool
+from duoka.inference.replicas import Replica
 from duoka.plain.session import Session
 from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
@@ -140,13 +140,13 @@ def replace_data_parallel(session: Session) -> None:
 
 
 def compute_predictions_whole(session: Session) -> None:
-    """Do not shard the batches of `duoka.predict`. In its own threads nothing is sharded in any case."""
+    """Do not shard the batches of `duoka.predict`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def next_result(self: InlinePool) -> Any:
+        def compute(self: Replica, batch: Any) -> Any:
             with session.calls.computed_whole():
-                return original(self)
+                return original(self, batch)
 
-        return next_result
+        return compute
 
-    session.patches.replace(InlinePool, "next_result", make)
+    session.patches.replace(Replica, "compute", make)
