@@ -59,7 +59,12 @@ def test_one_machine_has_nobody_to_ask() -> None:
         assert made == plan()
         assert len(name) == 16
         assert isinstance(others, OtherMachines)
-    assert (others.gloo, others.files, others.announced_end(), others.progress()) == ("lo", (), None, {})
+    assert (others.gloo, others.channel.connections, others.announced_end(), others.progress()) == (
+        "lo",
+        {},
+        None,
+        {},
+    )
 
 
 def test_it_is_told_once_and_late_for_whom_a_machine_waits(monkeypatch: pytest.MonkeyPatch) -> None:

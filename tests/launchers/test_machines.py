@@ -16,7 +16,6 @@ from duoka.errors import AskedError, OptionError, TimedOut
 from duoka.launchers.joining import Hello, connect
 from duoka.launchers.machines import (
     FOR_FIRST,
-    Channel,
     MachineResult,
     agree,
     choose,
@@ -26,7 +25,7 @@ from duoka.launchers.machines import (
 )
 from duoka.launchers.verdict import Doubt
 from duoka.network.addresses import listen_on_all
-from duoka.network.connection import SILENT, Connection
+from duoka.network.connection import SILENT, Channel, Connection
 from duoka.network.keys import Key
 from duoka.planning.options import Machines
 from duoka.supervision.status_board import StatusBoard

@@ -15,9 +15,8 @@ import pytest
 from duoka.errors import TimedOut
 from duoka.launchers import joining
 from duoka.launchers.joining import Hello
-from duoka.launchers.machines import Channel
 from duoka.network.addresses import listen_on
-from duoka.network.connection import GUEST, LONGEST_HELLO, Connection, WrongKey, answer
+from duoka.network.connection import GUEST, LONGEST_HELLO, Channel, Connection, WrongKey, answer
 from duoka.network.keys import Key
 from duoka.planning.options import Machines
 

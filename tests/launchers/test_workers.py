@@ -23,7 +23,7 @@ def group_of(source, size=2):
     Path("script.py").write_text("import os, signal, sys, time\\n" + source)
     group = WorkerGroup(signals)
     what = plan(target=Target("script.py"), kind=Kind.DISTRIBUTED, devices=(CPU,) * size)
-    group.start(what, Attempt(0, "id", 0, StatusBoard.create(size), None), Outputs(None, range(0)))
+    group.start(Attempt(what, 0, "id", 0, StatusBoard.create(size)), Outputs(None, range(0)))
     return group
 
 def number_of_files():

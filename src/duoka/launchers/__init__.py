@@ -19,15 +19,7 @@ report.py         the messages about a run that ended badly (hints.py, divergenc
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from duoka.planning.plan import Plan
-
-# name -> (module, function from a plan to an exit code)
-LAUNCHERS = {
-    "inline": ("duoka.launchers.inline", "run_inline"),
-    "local": ("duoka.launchers.local", "run_local"),
-}
 
 
 def launch(plan: Plan) -> int:
@@ -37,6 +29,10 @@ def launch(plan: Plan) -> int:
         AskedError: something that was asked for cannot be had.
         WorkerFailed: a worker cannot be started.
     """
-    module, function = LAUNCHERS["inline" if plan.is_for_one and not (plan.restarts or plan.report) else "local"]
-    code: int = getattr(import_module(module), function)(plan)
-    return code
+    if plan.is_for_one and not (plan.restarts or plan.report):
+        from duoka.launchers.inline import run_inline
+
+        return run_inline(plan)
+    from duoka.launchers.local import run_local
+
+    return run_local(plan)

@@ -15,15 +15,13 @@ from types import TracebackType
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.hardware.vendors import variables_for
 from duoka.launchers.hints import memory_hints
-from duoka.launchers.worker import held_when_short, local_rank_args, origin_of, run_plain_alone, set_threads
-from duoka.network.keys import Key
+from duoka.launchers.worker import Attempt, held_when_short, local_rank_args, run_plain_alone, set_threads
 from duoka.origins.process import this_process
 from duoka.planning.plan import Kind, Plan
-from duoka.publishing import Publisher, publish
+from duoka.publishing import publish
 from duoka.script.target import run_target
 from duoka.supervision import tracebacks
 from duoka.system import environment
-from duoka.system.environment import RankInfo
 from duoka.watching.record import PublishedRun
 
 
@@ -41,16 +39,20 @@ def run_inline(plan: Plan) -> int:
     board = record.begin(0, range(1))
     publisher = publish(board, 0, shows_script=True)
     record.started([os.getpid()])
+    attempt = Attempt(plan, 0, secrets.token_hex(8), secrets.randbits(64), board)
     code = 1
     try:
         if plan.kind is Kind.PLAIN and plan.strategy == "exact":
-            run_plain_alone(plan, secrets.randbits(64), partial(run_target, plan.target))
+            run_plain_alone(attempt, partial(run_target, plan.target))
         elif plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
         elif plan.kind is Kind.API:
-            _run_api(plan, publisher)
+            publisher.join(this_process())
+            this_process().origin = attempt.origin(attempt.rank_info(0))
+            with this_process().ending():
+                run_target(plan.target)
         else:
-            environment.set_rank_variables(RankInfo(0, 1, 0, 0, secrets.token_hex(8)))
+            environment.set_rank_variables(attempt.rank_info(0))
             run_target(plan.target, local_rank_args(plan, 0))
         code = 0
     except SystemExit as error:
@@ -72,15 +74,6 @@ def run_inline(plan: Plan) -> int:
         record.ended(code)
         record.close()
     return code
-
-
-def _run_api(plan: Plan, publisher: Publisher) -> None:
-    """Run a script that uses duoka's API in this process, as the only worker of `plan`."""
-    publisher.join(this_process())
-    info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
-    this_process().origin = origin_of(plan, info, plan.devices[0], publisher.slot, None, Key())
-    with this_process().ending():
-        run_target(plan.target)
 
 
 def _show_as_python_would(hints: Sequence[str] = ()) -> None:

@@ -23,9 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from duoka import __version__
 from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
-from duoka.launchers.machines import LOST, Channel, OtherMachines, reason
+from duoka.launchers.machines import OtherMachines
 from duoka.network.addresses import interface_of, listen_on
-from duoka.network.connection import LONGEST, TO_SEND, Connection, Reception, WrongKey, answer, challenge
+from duoka.network.connection import (
+    LOST,
+    TO_SEND,
+    Channel,
+    Connection,
+    Reception,
+    WrongKey,
+    answer,
+    challenge,
+    reason,
+)
 from duoka.network.keys import Key, key_of
 from duoka.planning.options import Machines
 from duoka.planning.plan import Plan, joined
@@ -362,7 +372,6 @@ def _introduce(
 ) -> list[Hello]:
     """Send this command's first message, and return all, once machine 0 has accepted all machines."""
     answer(connection, key, machines.number)
-    connection.longest = LONGEST
     connection.send("hello", machines.number, asdict(hello))
     connection.socket.settimeout(PAUSE)
     while time.monotonic() < deadline:

@@ -170,7 +170,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
     """
     plan, others = run.plan, run.others
     board = run.record.begin(number, plan.ranks)
-    group = WorkerGroup(run.signals, others)
+    group = WorkerGroup(run.signals, others.channel)
     others.begin(number)
     store = None
     try:
@@ -180,8 +180,8 @@ def attempt(run: RunContext, number: int) -> Verdict:
         # 64 bits, equal on all machines, which know the run by one name, and different in each attempt.
         entropy = random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
         group.start(
-            plan,
             Attempt(
+                plan=plan,
                 number=number,
                 run_id=run.run_id,
                 entropy=entropy,
@@ -198,7 +198,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
         )
         run.record.started(group.pids)
         with (
-            orphan_reaper(group.pids, temporary, others.close_files),
+            orphan_reaper(group.pids, temporary, others.channel.close_files),
             _store(plan.machines, store) as port,  # a thread: after the forks
         ):
             others.start(group, port)
@@ -249,8 +249,8 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
         if group.signals.stops:
             return None, group.signals.stops[0]
         notice = others.announced_end()
-        if notice is not None and notice.asked is not None:
-            return None, notice.asked
+        if notice:
+            return None, signal.Signals(notice)
         if group.failed():
             others.announce_end()
         if notice is not None or (group.failed() and not agreed(group.workers)):

@@ -1,33 +1,25 @@
-"""The other machines of a run: the connections between their commands, and what these exchange.
+"""The other machines of a run: what their commands exchange, and whose verdict counts.
 
 Each command watches its own workers and judges how they ended. The others send it the progress of their ranks, a
 notice when they end their ranks, and the result. Machine 0 also receives samples of their ranks for `duoka watch`.
-
-Machine 0 is connected to each of the others. Each message, unless it is for machine 0 alone, goes through machine 0
-to all machines, the sender included, so that all receive all messages in the same order. `joining.py` makes the
-connections, and `duoka.network.connection` authenticates them.
-
-A machine is lost when its command ends, which closes its connection, or when its power or network fails: TCP
-keepalive finds that after `SILENT` seconds, however busy the commands are.
+`joining.py` makes the connections, and `duoka.network.connection` has the channel that they form.
 """
 
 from __future__ import annotations
 
 import secrets
-import selectors
 import signal
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from duoka.errors import TimedOut
 from duoka.launchers.restarts import cause, is_fault, was_meant
 from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, doubt_of, without_agreement
-from duoka.launchers.workers import Peers, WorkerGroup
-from duoka.network.connection import LONGEST, TO_SEND, Connection
+from duoka.launchers.workers import WorkerGroup
+from duoka.network.connection import FOR_FIRST, Channel, Message
 from duoka.network.keys import Key
 from duoka.planning.options import ONE_MACHINE, Machines
 from duoka.supervision.rings import MachineSamples
@@ -36,117 +28,11 @@ from duoka.system.messages import printable
 from duoka.watching.record import PublishedRun
 from duoka.watching.sample import as_message, checked
 
-LOST = "lost"
-FOR_FIRST = "for machine 0: "  # in front of the names of messages that machine 0 does not pass on
-
-
-class Message(NamedTuple):
-    """The last message of a machine under a name. at: CLOCK_MONOTONIC when it was received here."""
-
-    value: Any
-    at: float
-
-
-class Channel:
-    """This machine's connections: of machine 0 to each of the others, of each of these to machine 0.
-
-    number: of this machine. connections: by the number of the other machine. lost: the machines that are gone, with
-    the reason. file: a descriptor that is readable when `read` has work to do. address: of this machine, as the
-    others see it. host: machine 0's, as this one sees it.
-    """
-
-    def __init__(self, number: int, connections: Mapping[int, Connection]) -> None:
-        self.number, self.lost = number, dict[int, str]()
-        self.connections = dict(connections)
-        first = next(iter(connections.values()), None)
-        self.address = "" if first is None else first.address
-        self.host = first.peer if first is not None and number else self.address
-        self._messages: dict[str, dict[int, Message]] = {}
-        self._selector = selectors.EpollSelector()
-        self.file = self._selector.fileno()
-        for machine, connection in connections.items():
-            connection.longest = LONGEST
-            connection.socket.settimeout(TO_SEND)
-            self._selector.register(connection.socket, selectors.EVENT_READ, machine)
-            for what, sender, value in connection.buffered():  # received together with the last line of joining
-                self._receive(what, sender if number else machine, value)
-
-    def messages(self, what: str) -> Mapping[int, Message]:
-        """Return the last message of each machine under this name, in the order in which all received them."""
-        return self._messages.get(what, {})
-
-    def send(self, what: str, value: Any) -> None:
-        """Send a value under a name to all machines; if the name begins with `FOR_FIRST`, to machine 0 only."""
-        if self.number == 0:
-            self._receive(what, 0, value)
-        else:
-            self._write(0, what, self.number, value)
-
-    def read(self) -> None:
-        """Receive what has arrived, without waiting."""
-        for key, _ in self._selector.select(0):
-            if (connection := self.connections.get(key.data)) is None:  # lost meanwhile
-                continue
-            try:
-                for what, number, value in connection.receive():
-                    self._receive(what, number if self.number else key.data, value)
-            except (OSError, ValueError) as error:
-                self._lose(key.data, error)
-
-    def _receive(self, what: str, sender: int, value: Any) -> None:
-        """Keep a message; machine 0 passes it on to all others, and back to its sender."""
-        if what == LOST:
-            self.lost.setdefault(sender, value)
-        else:
-            self._messages.setdefault(what, {})[sender] = Message(value, time.monotonic())
-        if self.number == 0 and not what.startswith(FOR_FIRST):
-            for machine in list(self.connections):
-                self._write(machine, what, sender, value)
-
-    def _write(self, machine: int, what: str, sender: int, value: Any) -> None:
-        if (connection := self.connections.get(machine)) is not None:
-            try:
-                connection.send(what, sender, value)
-            except OSError as error:
-                self._lose(machine, error)
-
-    def _lose(self, machine: int, error: Exception) -> None:
-        if (connection := self.connections.pop(machine, None)) is not None:
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
-            self._receive(LOST, machine, reason(error))
-
-    def close_files(self) -> None:
-        """Close all files; in a worker this leaves the command's connections open."""
-        for connection in self.connections.values():
-            connection.socket.close()
-        self._selector.close()
-
-    def close(self) -> None:
-        """End the connections, also for loader workers that hold a copy of them."""
-        for connection in self.connections.values():
-            with suppress(OSError):
-                connection.socket.shutdown(socket.SHUT_WR)
-        self.close_files()
-
-
-def reason(error: Exception) -> str:
-    """Return why a connection failed, in a few words."""
-    return getattr(error, "strerror", None) or str(error)
-
-
 TICK = 0.5  # seconds between two polls
 TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scripts have to answer a signal
 
 
-@dataclass(frozen=True, slots=True)
-class EndNotice:
-    """Another machine ends its ranks, or is lost. asked: the signal that it was sent, if that is the reason."""
-
-    asked: signal.Signals | None = None
-
-
-class OtherMachines(Peers):
+class OtherMachines:
     """The other machines of a run, if it has any: without them, this one alone receives what it sends.
 
     channel: to them. key: of the run, inherited by its workers. gloo: the network interface for gloo; None: gloo
@@ -161,16 +47,9 @@ class OtherMachines(Peers):
         machines: Machines = ONE_MACHINE,
         timeout: float = 0.0,
     ) -> None:
-        self._channel, self.key, self.gloo = channel or Channel(0, {}), key or Key(secrets.token_bytes(32)), gloo
+        self.channel, self.key, self.gloo = channel or Channel(0, {}), key or Key(secrets.token_bytes(32)), gloo
         self._machines, self._timeout = machines, timeout
-        self.files = (self._channel.file,) if self._channel.connections else ()
         self.begin(0)
-
-    def read(self) -> None:
-        self._channel.read()
-
-    def close_files(self) -> None:
-        self._channel.close_files()
 
     def begin(self, number: int) -> None:
         """Start an attempt."""
@@ -180,24 +59,25 @@ class OtherMachines(Peers):
         self._has_announced_end = False
 
     def _send(self, what: str, value: Any) -> None:
-        self._channel.send(f"{what} {self._attempt}", value)
+        self.channel.send(f"{what} {self._attempt}", value)
 
     def _received(self, what: str) -> Mapping[int, Message]:
-        return self._channel.messages(f"{what} {self._attempt}")
+        return self.channel.messages(f"{what} {self._attempt}")
 
     def start(self, group: WorkerGroup, port: int) -> None:
         """Let the workers start. port: of the store, on machine 0."""
-        if self._channel.number == 0:
+        if self.channel.number == 0:
             self._send("port", port)
 
         def is_ready() -> bool:
-            return bool(self._received("port") or self.announced_end() or group.signals.stops or group.failed())
+            is_ending = self.announced_end() is not None or group.signals.stops or group.failed()
+            return bool(self._received("port") or is_ending)
 
         was_ready = group.wait(is_ready, self._timeout)
         if ports := self._received("port"):
             group.go(ports[0].value)
         elif not was_ready:
-            me, host = self._machines.called(self._channel.number), self._machines.called(0)
+            me, host = self._machines.called(self.channel.number), self._machines.called(0)
             raise TimedOut(f"{me} gave up waiting for {host}: {self._timeout:g} s")
 
     # Progress.
@@ -216,14 +96,14 @@ class OtherMachines(Peers):
     def all_sent_last_progress(self) -> bool:
         """Return whether all other machines have sent the last progress of their ranks."""
         shown = (machine for machine, message in self._received("progress").items() if message.value["last"])
-        return len({*shown, *self._channel.lost, self._channel.number}) == self._machines.count
+        return len({*shown, *self.channel.lost, self.channel.number}) == self._machines.count
 
     def progress(self) -> dict[int, RankProgress]:
         """Return the progress of the other machines' ranks, by rank."""
         return {
             int(rank): progress_of(values, message.at)
             for machine, message in self._received("progress").items()
-            if machine != self._channel.number
+            if machine != self.channel.number
             for rank, values in message.value["seats"].items()
         }
 
@@ -232,8 +112,8 @@ class OtherMachines(Peers):
 
         The others answer each progress message of machine 0. So none are sent to a command that does not read.
         """
-        if self._channel.number == 0:
-            for machine, message in self._channel.messages(f"{FOR_FIRST}samples {self._attempt}").items():
+        if self.channel.number == 0:
+            for machine, message in self.channel.messages(f"{FOR_FIRST}samples {self._attempt}").items():
                 if message.at != self._received_at.get(machine):
                     self._received_at[machine] = message.at
                     with suppress(ValueError):  # without samples it is shown as silent
@@ -242,7 +122,7 @@ class OtherMachines(Peers):
         elif 0 in (shown := self._received("progress")) and shown[0].at != self._answered_at:
             self._answered_at = shown[0].at
             if (sample := run.sample()) is not None:
-                self._channel.send(f"{FOR_FIRST}samples {self._attempt}", as_message(sample.ranks))
+                self.channel.send(f"{FOR_FIRST}samples {self._attempt}", as_message(sample.ranks))
 
     def is_debugging(self) -> bool:
         """Return whether a rank of any machine is in a debugger."""
@@ -254,15 +134,18 @@ class OtherMachines(Peers):
         """Tell the other machines that this one ends its ranks."""
         if not self._has_announced_end:
             self._has_announced_end = True
-            self._send("announce_end", None if asked is None else int(asked))
+            self._send("announce_end", int(asked or 0))
 
-    def announced_end(self) -> EndNotice | None:
-        """Return the notice of another machine that ends its ranks or is lost; None if there is none."""
+    def announced_end(self) -> int | None:
+        """Return the signal for which another machine ends its ranks; 0: it ends them otherwise, or is lost.
+
+        None: all machines go on.
+        """
         for machine, message in self._received("announce_end").items():
-            if machine != self._channel.number:
-                return EndNotice(None if message.value is None else signal.Signals(message.value))
+            if machine != self.channel.number:
+                return int(message.value)
         concluded = self._received("verdict")
-        return EndNotice() if any(machine not in concluded for machine in self._channel.lost) else None
+        return 0 if any(machine not in concluded for machine in self.channel.lost) else None
 
     def conclude(self, verdict: Verdict, group: WorkerGroup) -> Verdict:
         """Return the verdict on the whole run, given that on this machine's ranks.
@@ -275,19 +158,19 @@ class OtherMachines(Peers):
         while not self._has_all_results():
             if group.signals.stops:
                 self.announce_end(group.signals.stops[0])
-            if deadline is None and (self._has_announced_end or self.announced_end()):
+            if deadline is None and (self._has_announced_end or self.announced_end() is not None):
                 deadline = time.monotonic() + TO_CONCLUDE
             if (deadline is not None and time.monotonic() > deadline) or group.signals.interrupts > 1:
                 break
             group.listen(TICK)
         results = {machine: MachineResult(**message.value) for machine, message in self._received("verdict").items()}
         results = {machine: replace(other, cause=printable(other.cause)) for machine, other in results.items()}
-        return self._concluded(verdict, results | {self._channel.number: result})
+        return self._concluded(verdict, results | {self.channel.number: result})
 
     def _has_all_results(self) -> bool:
         """Return whether each other machine has sent its result or is lost, so that no more results can come."""
         results = self._received("verdict")
-        return 0 in self._channel.lost or len({*results, *self._channel.lost}) == self._machines.count
+        return 0 in self.channel.lost or len({*results, *self.channel.lost}) == self._machines.count
 
     def _concluded(self, verdict: Verdict, results: Mapping[int, MachineResult]) -> Verdict:
         machines = self._machines
@@ -302,12 +185,12 @@ class OtherMachines(Peers):
         if result is not None and result.doubt >= Doubt.FOLLOWS and ended_well:
             words = f"the scripts of {machines.called(ended_well[0])} ended while other ranks went on"
             code, elsewhere = 1, Elsewhere(words, True)
-        elif agreed or chosen is None or chosen == self._channel.number:
+        elif agreed or chosen is None or chosen == self.channel.number:
             return replace(verdict if agreed else without_agreement(verdict), saved=saved)
         elif result is not None:
             elsewhere = Elsewhere(f"{result.cause} (on {machines.where(chosen)})", result.fault)
         else:
-            why = self._channel.lost.get(chosen, "it did not report how its ranks ended")
+            why = self.channel.lost.get(chosen, "it did not report how its ranks ended")
             elsewhere = Elsewhere(f"{machines.called(chosen)} is gone: {why}", False)
         ended = {worker.rank: worker for worker in (*verdict.culprits, *verdict.others) if worker.failed}
         return Verdict("elsewhere", code, others=tuple(ended.values()), saved=saved, elsewhere=elsewhere)

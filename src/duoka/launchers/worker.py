@@ -60,7 +60,7 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Settings and resources that all workers of one attempt share.
+    """Settings and resources of one attempt, which all of its workers inherit.
 
     number: 0 at first, and one more after each restart.
     entropy: 64 random bits.
@@ -72,11 +72,12 @@ class Attempt:
     function: runs instead of the plan's script. observer: observes the script.
     """
 
+    plan: Plan
     number: int
     run_id: str
     entropy: int
     board: StatusBoard
-    shared_memory: mmap.mmap | None
+    shared_memory: mmap.mmap | None = None
     temporary: str | None = None
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=Observer)
@@ -84,81 +85,79 @@ class Attempt:
     key: Key = field(default_factory=Key)
     store: int | None = None
 
+    def device(self, rank: int) -> Device:
+        """Return the device of a rank of this machine."""
+        return self.plan.devices[rank - self.plan.ranks.start]
 
-@dataclass(frozen=True, slots=True)
-class WorkerArguments:
-    """The arguments of one worker.
-
-    rank: among the workers of all machines.
-    own_log: standard output and error are this rank's log file, not the terminal.
-    """
-
-    plan: Plan
-    rank: int
-    attempt: Attempt
-    own_log: bool
-
-    @property
-    def slot(self) -> StatusSlot:
-        """The status of this rank, which the command and other ranks read."""
-        return self.attempt.board.slot(self.rank)
-
-    @property
-    def device(self) -> Device:
-        """The device of this rank."""
-        return self.plan.devices[self.rank - self.plan.ranks.start]
-
-    def rank_info(self, port: int) -> RankInfo:
-        """Return this worker's rank, and what it needs to find the others. port: of the store, on machine 0."""
-        plan, attempt = self.plan, self.attempt
-        info = RankInfo(
-            self.rank, plan.world_size, attempt.number, port, attempt.run_id, plan.restarts, file=attempt.store
-        )
+    def rank_info(self, rank: int, port: int = 0) -> RankInfo:
+        """Return a worker's rank, and what it needs to find the others. port: of the store, on machine 0."""
+        plan = self.plan
+        info = RankInfo(rank, plan.world_size, self.number, port, self.run_id, plan.restarts, file=self.store)
         if plan.machines.count == 1:
             return info
         local, here, machine, machines = plan.machines.beside(plan.workers)
         first = plan.ranks.start - local
         return replace(info, host=plan.machines.host, machine=machine, machines=machines, first=first, here=here)
 
+    def origin(self, info: RankInfo) -> Forked:
+        """Return what `duoka.start` reads in a worker: rank, device, connections and settings."""
+        from duoka.origins.origin import Forked
 
-def run_worker(worker: WorkerArguments, pipe: socket.socket, stacks: int) -> int:
+        device, slot = self.device(info.rank), self.board.slot(info.rank)
+        name = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
+        ranks = info.rank, info.world_size, info.local_rank
+        return Forked(*ranks, self.plan, info, slot, self.shared_memory, name, self.key)
+
+
+def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, stacks: int) -> int:
     """Run the script in this worker process, and return its exit code.
 
     Args:
-        worker: its arguments.
+        attempt: settings and resources.
+        rank: of this worker, among those of all machines.
+        own_log: standard output and error are this rank's log file, not the terminal.
         pipe: socket to the command process, which sends the store's port; the worker sends how the script ended.
         stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
     """
-    plan, attempt = worker.plan, worker.attempt
+    plan = attempt.plan
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=stacks)
     if attempt.function is not None:
         forget_exit_functions()  # those of the calling program
     environment.unset(["DUOKA_KEY"])  # a script and its child processes do not need it
-    environment.set_variables(variables_for(plan.devices if plan.kind is Kind.DISTRIBUTED else [worker.device]))
+    environment.set_variables(
+        variables_for(plan.devices if plan.kind is Kind.DISTRIBUTED else [attempt.device(rank)])
+    )
     if attempt.gloo is not None:
         environment.set_gloo_device(attempt.gloo)
     set_threads(plan.threads)
     environment.keep_freed_memory()
-    info = worker.rank_info(_receive_port(pipe))
-    _share_socket_directory(attempt.temporary)
+    with pipe.makefile("rb", buffering=0) as stream:
+        port = stream.readline()  # of the store, which the command process sends when all workers are forked
+    if not port:
+        sys.exit(1)  # the command process is gone
+    info = attempt.rank_info(rank, int(port))
+    if attempt.temporary is not None:
+        with suppress(OSError):  # multiprocessing's own directory would remain if the worker is killed
+            os.makedirs(attempt.temporary, mode=0o700, exist_ok=True)
+            set_socket_folder(attempt.temporary)
     # Python 3.12 warns of any threads; those of gloo and of duoka are not the script's, and allow a fork.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     loader_deaths.keep_errors()
     loader_deaths.hide_lost_rank_errors()
 
     attempt.observer.begin()
-    publisher = publish(attempt.board, worker.rank, shows_script=worker.rank == 0)
+    publisher = publish(attempt.board, rank, shows_script=rank == 0)
     this_process.cache_clear()  # the parent's, if it called `duoka.launch`
-    this_process().saved = worker.slot.saved  # the step of the newest checkpoint, on the status board
+    this_process().saved = publisher.slot.saved  # the step of the newest checkpoint, on the status board
     publisher.join(this_process())
     if plan.world_size > 1:
-        debugging.refuse(plan.kind, plan.world_size, worker.rank)
+        debugging.refuse(plan.kind, plan.world_size, rank)
     home = os.getpid()
-    end = _run_and_record(replace(worker, plan=_with_long_timeout(plan)), info)
+    end = _run_and_record(replace(attempt, plan=_with_long_timeout(plan)), info, own_log)
     if os.getpid() != home:  # a process forked by the script has reached the script's end: it reports nothing
-        if not (worker.own_log or end.shown):
+        if not (own_log or end.shown):
             _print(end.trace or (end.said and f"{end.said}\n"))
         return _shut_down(end.code)[0]
 
@@ -182,21 +181,6 @@ def set_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def _receive_port(pipe: socket.socket) -> int:
-    """Receive the store's port, which the command process sends when all workers are forked."""
-    with pipe.makefile("rb", buffering=0) as stream:
-        line = stream.readline()
-    return int(line) if line else sys.exit(1)  # end of file: the command process is gone
-
-
-def _share_socket_directory(folder: str | None) -> None:
-    """Set the directory of multiprocessing's sockets; its own one would remain if the worker is killed."""
-    if folder is not None:
-        with suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            set_socket_folder(folder)
-
-
 def _with_long_timeout(plan: Plan) -> Plan:
     """Lengthen the timeout of collectives: the command process, which watches the status board, ends waits.
 
@@ -211,55 +195,54 @@ def _with_long_timeout(plan: Plan) -> Plan:
 # The script, by its kind.
 
 
-def _run(worker: WorkerArguments, info: RankInfo) -> None:
-    plan, attempt = worker.plan, worker.attempt
-    script = partial(_run_script, worker)
+def _run(attempt: Attempt, info: RankInfo) -> None:
+    plan = attempt.plan
+    script = partial(_run_script, attempt, info)
     if plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single"):
         script()
     elif plan.kind is Kind.PLAIN:
-        _run_plain(worker, info, script)
+        _run_plain(attempt, info, script)
     elif plan.kind is Kind.API:
         environment.set_rank_variables(info)
-        this_process().origin = origin_of(plan, info, worker.device, worker.slot, attempt.shared_memory, attempt.key)
+        this_process().origin = attempt.origin(info)
         with this_process().ending():
             (attempt.function or script)()
     else:
-        _run_distributed(worker, info)
+        _run_distributed(attempt, info)
 
 
-def _run_script(worker: WorkerArguments, first_args: tuple[str, ...] = ()) -> None:
-    with worker.attempt.observer.around(worker.slot):
-        run_target(worker.plan.target, first_args)
+def _run_script(attempt: Attempt, info: RankInfo, first_args: tuple[str, ...] = ()) -> None:
+    with attempt.observer.around(attempt.board.slot(info.rank)):
+        run_target(attempt.plan.target, first_args)
 
 
-def _run_plain(worker: WorkerArguments, info: RankInfo, script: Callable[[], None]) -> None:
+def _run_plain(attempt: Attempt, info: RankInfo, script: Callable[[], None]) -> None:
     from duoka.network.rendezvous import reach_store
     from duoka.plain import run_plain
     from duoka.plain.shared_random import SharedRandom
 
-    plan, attempt = worker.plan, worker.attempt
+    plan = attempt.plan
     environment.unset(environment.RANKS)  # a plain script sees none
     environment.unset(environment.TASKS)  # which libraries would take for their own ranks
     environment.disable_wandb_except_on_rank_0(info.rank)
     if plan.world_size == 1:
-        run_plain_alone(plan, attempt.entropy, script)
+        run_plain_alone(attempt, script)
         return
     environment.set_default("PYTHONHASHSEED", str(attempt.entropy % 2**32))  # of programs that ranks start
     reach = partial(reach_store, info, plan.timeout)
-    origin = origin_of(plan, info, worker.device, worker.slot, attempt.shared_memory, attempt.key)
-    ranks = origin.connect(plan.timeout).collectives(info.rank, plan.world_size, plan.timeout, 0)
+    ranks = attempt.origin(info).connect(plan.timeout).collectives(info.rank, plan.world_size, plan.timeout, 0)
     with _messages(plan, info.rank) as say:
         run_plain(plan, ranks, SharedRandom(attempt.entropy, reach, attempt.key), say, script)
 
 
-def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
-    """Run a plain script with the interceptions of several ranks, as the only worker of `plan`."""
+def run_plain_alone(attempt: Attempt, script: Callable[[], None]) -> None:
+    """Run a plain script with the interceptions of several ranks, as the only worker."""
     from duoka.collectives.one_rank import OneRank
     from duoka.plain import run_plain
     from duoka.plain.shared_random import SharedRandom
 
-    with _messages(plan, 0) as say:
-        run_plain(plan, OneRank(), SharedRandom(entropy), say, script)
+    with _messages(attempt.plan, 0) as say:
+        run_plain(attempt.plan, OneRank(), SharedRandom(attempt.entropy), say, script)
 
 
 @contextmanager
@@ -272,17 +255,7 @@ def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
         yield lines.say
 
 
-def origin_of(
-    plan: Plan, info: RankInfo, device: Device, slot: StatusSlot, shared_memory: mmap.mmap | None, key: Key
-) -> Forked:
-    """Return what `duoka.start` reads: rank, device, connections and settings."""
-    from duoka.origins.origin import Forked
-
-    name = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
-    return Forked(info.rank, info.world_size, info.local_rank, plan, info, slot, shared_memory, name, key)
-
-
-def _run_distributed(worker: WorkerArguments, info: RankInfo) -> None:
+def _run_distributed(attempt: Attempt, info: RankInfo) -> None:
     import torch
 
     from duoka.network.rendezvous import empty_store_for_each_group, keep_destroyed_groups
@@ -291,14 +264,14 @@ def _run_distributed(worker: WorkerArguments, info: RankInfo) -> None:
 
     environment.set_rank_variables(info)
     environment.set_default("TORCH_FR_BUFFER_SIZE", "256")  # for gloo, too; reading an entry takes 30 us with the GIL
-    follower = follow_recorder(worker.slot)
+    follower = follow_recorder(attempt.board.slot(info.rank))
     empty_store_for_each_group(lambda: follower.begin_group(user_line()))
     keep_destroyed_groups()
     torch.default_generator.seed()  # each rank has other random numbers, as under torchrun
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     try:
-        _run_script(worker, local_rank_args(worker.plan, info.local_rank))
+        _run_script(attempt, info, local_rank_args(attempt.plan, info.local_rank))
     finally:
         follower.look()
 
@@ -314,14 +287,14 @@ def local_rank_args(plan: Plan, rank: int) -> tuple[str, ...]:
 # After the script.
 
 
-def _run_and_record(worker: WorkerArguments, info: RankInfo) -> Ending:
+def _run_and_record(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
     """Run the script, and record how it ended."""
     try:
-        _run(worker, info)
+        _run(attempt, info)
         _wait_for_gpu()
     except SystemExit as error:
         end = ending.exited(info.rank, error)
-        if end.said and worker.own_log:
+        if end.said and own_log:
             _print(f"{end.said}\n")
         return end
     except BaseException as raised:
@@ -329,7 +302,7 @@ def _run_and_record(worker: WorkerArguments, info: RankInfo) -> Ending:
         cause = loader_deaths.cause_of(raised)
         end = ending.raised(info.rank, cause)
         end = replace(end, held=held_when_short(end.error))
-        return end if worker.attempt.function is not None else _show(cause, end, worker.own_log)
+        return end if attempt.function is not None else _show(cause, end, own_log)
     return ending.returned(info.rank)
 
 

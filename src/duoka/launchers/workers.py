@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from duoka.errors import WorkerFailed
 from duoka.launchers.processes import Outputs, Signals, fork, redirect
-from duoka.launchers.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
-from duoka.planning.plan import Plan
+from duoka.launchers.worker import STACKS_SIGNAL, Attempt, run_worker
+from duoka.network.connection import Channel
 from duoka.supervision.ending import Ending
 from duoka.system.processes import session_members
 
@@ -83,62 +83,54 @@ class Worker:
             os.killpg(self.pid, number)
 
 
-class Peers:
-    """The commands of other machines, whose messages a worker group also receives. This base class has none."""
-
-    files: tuple[int, ...] = ()
-
-    def read(self) -> None:
-        """Receive messages; called when one of `files` is readable."""
-
-    def close_files(self) -> None:
-        """Close the connections to them, in a forked worker."""
-
-
 class WorkerGroup:
-    """The workers of one attempt: forked, listened to and ended together."""
+    """The workers of one attempt: forked, listened to and ended together.
 
-    def __init__(self, signals: Signals, others: Peers | None = None) -> None:
-        self.signals, self._others = signals, others or Peers()
+    channel: to the commands of other machines, whose messages are received meanwhile.
+    """
+
+    def __init__(self, signals: Signals, channel: Channel | None = None) -> None:
+        self.signals, self._channel = signals, channel
         self.workers: list[Worker] = []
         self._passed_on = len(signals.for_scripts)
         self._shared_memory: mmap.mmap | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
-        for file in self._others.files:
-            self._selector.register(file, selectors.EVENT_READ, self._others)
+        if channel is not None:
+            self._selector.register(channel.file, selectors.EVENT_READ, channel)
 
     @property
     def pids(self) -> list[int]:
         """The workers' processes, each of which leads a session."""
         return [worker.pid for worker in self.workers]
 
-    def start(self, plan: Plan, attempt: Attempt, outputs: Outputs) -> None:
+    def start(self, attempt: Attempt, outputs: Outputs) -> None:
         """Fork the workers. Each waits for `go`.
 
         Raises WorkerFailed if the system refuses to start more processes.
         """
         self._shared_memory = attempt.shared_memory
         try:
-            for rank in plan.ranks:
-                self._fork(WorkerArguments(plan, rank, attempt, own_log=rank in outputs.files), outputs)
+            for rank in attempt.plan.ranks:
+                self._fork(rank, attempt, outputs)
         except OSError as error:
-            count, size = len(self.workers), plan.workers
+            count, size = len(self.workers), attempt.plan.workers
             raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
 
-    def _fork(self, arguments: WorkerArguments, outputs: Outputs) -> None:
+    def _fork(self, rank: int, attempt: Attempt, outputs: Outputs) -> None:
         ours, theirs = socket.socketpair()
-        stacks = os.memfd_create(f"duoka-stacks-{arguments.rank}")
+        stacks, own_log = os.memfd_create(f"duoka-stacks-{rank}"), rank in outputs.files
 
         def life() -> int:
             ours.close()
             self._close_files()
-            self._others.close_files()
-            redirect(outputs.files.get(arguments.rank), stdin=arguments.rank == 0)
+            if self._channel is not None:
+                self._channel.close_files()
+            redirect(outputs.files.get(rank), stdin=rank == 0)
             outputs.close()
-            return run_worker(arguments, theirs, stacks)
+            return run_worker(attempt, rank, own_log, theirs, stacks)
 
-        worker = Worker(arguments.rank, fork(life, self.signals), ours, stacks, arguments.own_log)
+        worker = Worker(rank, fork(life, self.signals), ours, stacks, own_log)
         theirs.close()
         ours.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ, worker)
@@ -160,8 +152,8 @@ class WorkerGroup:
                 for number in self.signals.for_scripts[self._passed_on :]:
                     self.signal(number)  # a script without a handler is ended by it
                 self._passed_on = len(self.signals.for_scripts)
-            elif key.data is self._others:
-                self._others.read()
+            elif isinstance(key.data, Channel):
+                key.data.read()
             else:
                 self._receive(key.data)
         for worker in self.workers:
