@@ -65,7 +65,7 @@ def predict(scripts: list[str]) -> dict[str, dict[str, int]]:
     found = {}
     for script in scripts:
         request = MemoryRequest(
-            script, _plan(script, 1), [str(one) for one in DEVICES], DEVICES, [None] * len(DEVICES), (), None
+            script, _plan(script, 1), [f"cpu:{one}" for one in DEVICES], DEVICES, [None] * len(DEVICES), (), None
         )
         found[script] = {_name(need.layout): need.bytes for need in forecast_memory(request, _say).needs}
     return found

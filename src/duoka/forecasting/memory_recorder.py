@@ -50,10 +50,6 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [self.number(tensor) for tensor in _plain((*args, *kwargs.values()))]
-        if not self.in_step:
-            for number in inputs:
-                if number in self.parameters:
-                    self.note("used", number)
         out = func(*args, **kwargs)
         for tensor in _plain(out if isinstance(out, (tuple, list)) else (out,)):
             self.follow(tensor, inputs)

@@ -25,9 +25,10 @@ def test_rows_are_shared_and_parameters_are_not_with_ddp() -> None:
     story.now("freed", rows)
     assert megabytes(story, ONE) == 42
     assert megabytes(story, DDP) == 38
-    assert megabytes(story, FSDP) == 5 + 10 + 3 + 4 + 1
+    whole = 10 + 5  # the block, and the part of a coming one
+    assert megabytes(story, FSDP) == 5 + 10 + 3 + 4 + 1 + whole
     offloaded = replace(FSDP, offloads=True)
-    assert megabytes(story, offloaded) == 3 + 4 + 1
+    assert megabytes(story, offloaded) == 3 + 4 + 1 + whole
     assert on_host(story.record, offloaded) == 30 * MB
     assert on_host(story.record, replace(offloaded, devices=4, machines=2)) == 15 * MB
     assert on_host(story.record, FSDP) == 0
@@ -38,8 +39,8 @@ def test_hsdp_divides_the_model_by_the_devices_of_a_machine() -> None:
     story.alive(8, "parameter", 0)
     story.alive(16, "state", 0)
     story.make(8, "rows")
-    assert megabytes(story, MemoryLayout("hsdp", 4, machines=2)) == 4 + 8 + 2
-    assert megabytes(story, MemoryLayout("fsdp", 4, machines=2)) == 2 + 4 + 2
+    assert megabytes(story, MemoryLayout("hsdp", 4, machines=2)) == 4 + 8 + 2 + (8 + 4)
+    assert megabytes(story, MemoryLayout("fsdp", 4, machines=2)) == 2 + 4 + 2 + (8 + 2)
 
 
 @pytest.mark.parametrize(("batch", "devices", "share"), [(8, 4, 2 / 8), (7, 2, 4 / 7), (3, 4, 1.0), (None, 2, 1.0)])
@@ -61,38 +62,40 @@ def test_the_peak_is_that_of_a_moment() -> None:
 def test_gradients_are_copied_to_buckets_until_the_backward_pass_ends() -> None:
     story = Story()
     story.alive(40, "parameter", 0)
+    story.now("backward")
     story.make(20, "gradient", 0)
     story.make(20, "gradient", 0)
     story.now("step")
     story.make(5, "optimizer")
     assert megabytes(story, ONE) == 85
-    assert megabytes(story, DDP) == 120  # both gradients in buckets, of which the second is sent at the end
+    assert megabytes(story, DDP) == 120  # both gradients in buckets
 
 
-def test_blocks_come_together_with_what_is_received() -> None:
+def test_buckets_hold_what_accumulates() -> None:
     story = Story()
-    weight = story.alive(6, "parameter", 0)
-    story.alive(4, "parameter", 0)
-    other = story.alive(6, "parameter", 1)
-    story.now("used", weight)
-    assert megabytes(story, FSDP) == 8 + 5 + 10 + 10  # parts, sent, received, put together
-    story.now("used", other)
-    assert megabytes(story, FSDP) == 8 + 5 + 10 + 10
-    assert megabytes(story, DDP) == 16
+    story.alive(40, "parameter", 0)
+    story.now("backward")
+    story.make(40, "gradient", 0)
+    story.now("forward")
+    story.now("backward")  # adds to the gradients that are there
+    story.make(5, "rows")
+    story.now("step")
+    assert megabytes(story, DDP) == 40 + 40 + 2.5 + 40
 
 
 def test_a_block_is_released_when_its_gradients_are_sent() -> None:
     story = Story()
-    weight = story.alive(10, "parameter", 0)
-    story.now("used", weight)
-    assert megabytes(story, FSDP) == 5 + 5 + 10 + 10
-    assert story.moments[-1].gathered == 10 * MB
+    story.alive(10, "parameter", 0)
+    assert megabytes(story, FSDP) == 5 + 10 + 5  # its part, the whole block, the part of a coming one
     story.now("backward")
     story.make(10, "gradient", 0)
     story.now("step")
-    assert megabytes(story, FSDP) == 5 + 10 + 20  # its part, whole gradients, what is sent and received
-    assert story.moments[-1].gathered == story.moments[-1].gradients == 0
+    assert megabytes(story, FSDP) == 5 + 10 + 20 + 5  # its part, whole gradients, what is sent and received
+    assert story.moments[-1].gathered == 0
     assert story.moments[-1].sent == 20 * MB
+    story.make(1, "optimizer")
+    last = story.moments[-1]
+    assert last.gathered == last.coming == last.gradients == last.sent == 0
 
 
 def test_whole_gradients_of_a_block_are_sent_in_a_copy() -> None:
@@ -102,8 +105,20 @@ def test_whole_gradients_of_a_block_are_sent_in_a_copy() -> None:
     story.make(6, "gradient", 0)
     story.make(4, "gradient", 0)
     story.now("step")
-    assert megabytes(story, FSDP) == 5 + 10 + 20
+    assert megabytes(story, FSDP) == 5 + 10 + 20 + 5
     assert megabytes(story, ONE) == 20
+
+
+def test_gradients_of_one_block_are_sent_at_a_time() -> None:
+    story = Story()
+    story.alive(6, "parameter", 0)
+    story.alive(4, "parameter", 1)
+    story.now("backward")
+    story.make(4, "gradient", 1)
+    story.make(6, "gradient", 0)
+    *_, sent, last = story.moments
+    assert (sent.gradients / MB, sent.sent / MB, sent.gathered / MB) == (4, 8, 6)
+    assert (last.gradients / MB, last.sent / MB, last.gathered / MB) == (6, 8, 6)
 
 
 def test_what_is_in_no_block_stays_whole() -> None:
@@ -129,56 +144,23 @@ def test_activations_are_computed_again() -> None:
 
 def test_copies_in_another_dtype_are_there_with_their_block() -> None:
     story = Story()
-    first = story.alive(10, "parameter", 0)
-    second = story.alive(10, "parameter", 1)
-    third = story.alive(10, "parameter", 2)
-    for group, number in enumerate((first, second, third)):
-        story.now("used", number)
-        story.make(5, "constant", group)
+    for block in range(3):
+        story.alive(10, "parameter", block)
+    for block in range(3):
+        story.make(5, "constant", block)
     for number in (3, 4, 5):
         story.now("freed", number)
     assert megabytes(story, DDP) == 45
-    # Parts, a block and its cast, and the last block: what each device sends, what comes, and its copy.
-    assert megabytes(story, FSDP) == 15 + (10 + 5) + (5 + 10 + 10)
+    assert megabytes(story, FSDP) == 15 + 2 * (10 + 5) + (10 + 5) / 2  # parts, two blocks, the part of a third
 
 
-def used(sizes: list[int], *blocks: int) -> Story:
+@pytest.mark.parametrize(("sizes", "gathered"), [([10, 10, 10, 4], 20), ([10, 4], 14), ([4, 10, 4], 18), ([], 0)])
+def test_no_more_is_whole_than_twice_the_largest(sizes: list[int], gathered: int) -> None:
     story = Story()
-    numbers = [story.alive(size, "parameter", block) for block, size in enumerate(sizes)]
-    for block in blocks:
-        story.now("used", numbers[block])
-    return story
-
-
-def gathered(*story: list[int] | int) -> tuple[float, float]:
-    sizes, *blocks = story
-    last = used(sizes, *blocks).moments[-1]  # type: ignore[arg-type]
-    return last.gathered / MB, last.received / MB
-
-
-def test_no_more_is_whole_than_twice_the_largest() -> None:
-    sizes = [10, 10, 10, 4]
-    assert gathered(sizes, 0, 1) == (20, 0)
-    assert gathered(sizes, 0, 1, 2) == (20, 0)  # without 0
-    assert gathered(sizes, 0, 1, 2, 3) == (14, 0)  # without 1
-
-
-def test_a_block_that_is_used_again_is_not_gathered_again() -> None:
-    assert [moment.copied / MB for moment in used([10, 10], 0, 0).moments] == [0, 10, 0]
-    assert gathered([10, 10], 0, 1, 0) == (20, 0)
-
-
-def test_the_next_block_comes_while_one_is_used_but_not_before_a_step() -> None:
-    story = used([10] * 4, 0, 1)
-    story.now("used", 2)
-    *_, second, third, _ = story.moments
-    assert (second.gathered / MB, second.received / MB) == (20, 10)  # block 1, and what is received of block 2
-    assert (third.gathered / MB, third.received / MB, third.copied / MB) == (20, 10, 10)
-    story = used([10] * 4, 0, 1)
-    story.now("step")
-    story.now("used", 2)
-    before = story.moments[-3]
-    assert (before.gathered / MB, before.received) == (20, 0)  # blocks 0 and 1
+    for block, size in enumerate(sizes):
+        story.alive(size, "parameter", block)
+    (moment,) = story.moments
+    assert (moment.gathered / MB, moment.coming / MB) == (gathered, max(sizes, default=0))
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
