@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_text_and_buffers(tmp_path: Path) -> None:
 
 
 def test_what_only_files_know(tmp_path: Path) -> None:
-    fsync = of_files_only(os.fsync)
+    fsync = partial(of_files_only, os.fsync)
     with open_null_file("log", "wb") as file, open(tmp_path / "real", "wb") as real:
         fsync(file.fileno())
         fsync(file)

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from duoka.data.splitting import LabelledBatch, Reader, RequestSampler, can_split, is_stacked, reading_through
 from duoka.errors import OptionError
@@ -62,7 +70,9 @@ class Loader:
             splits = can_split(loader, loading)
             may_split = None if splits and view.ranks.world_size > 1 else False
             self._reader = Reader(loader, split, loading if splits else "whole", rank_local, may_split, exact)
-            self._sampler = RequestSampler(loader, view, cut)
+            # Its generator is the CPU's, on which torch then does not draw where another device is the default.
+            draws_on_cpu = type(loader.sampler) is RandomSampler and loader.sampler.generator is None
+            self._sampler = RequestSampler(loader, view, cut, draws_on_cpu)
             self._through = reading_through(loader, self._reader, self._sampler)
             return
         self._through = copy.copy(loader)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from duoka.data import in_memory
 from duoka.data.dataset_state import DatasetState, state_of
@@ -65,18 +65,22 @@ class BatchRequest:
 class RequestSampler:
     """A batch sampler that yields `BatchRequest`s for the batches of a loader, each cut into pieces.
 
-    cut: returns the sizes of the pieces of a batch of so many samples. epoch: number of the next iteration. skip:
+    cut: returns the sizes of the pieces of a batch of so many samples. draws_on_cpu: whatever the default device is.
+    epoch: number of the next iteration. skip:
     batches that it leaves out. groups: the sizes of the pieces of each batch that the last iteration has requested.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], view: View, cut: Callable[[int], Sequence[int]] | None = None
+        self,
+        loader: DataLoader[Any],
+        view: View,
+        cut: Callable[[int], Sequence[int]] | None = None,
+        draws_on_cpu: bool = False,
     ) -> None:
         assert loader.batch_sampler is not None
         self._batches: Iterable[Sequence[Any]] = loader.batch_sampler
         self._view, self._cut = view, cut or (lambda n: (n,))
-        # Its generator is the CPU's, on which torch then does not draw where another device is the default.
-        self._draws_on_cpu = type(loader.sampler) is RandomSampler and loader.sampler.generator is None
+        self._draws_on_cpu = draws_on_cpu
         self.batch_size = None if cut else getattr(self._batches, "batch_size", None)  # of the loader's iterator
         self.epoch = self.skip = 0
         self.groups: deque[Sequence[int]] = deque()

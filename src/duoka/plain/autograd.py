@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -26,51 +27,44 @@ from duoka.view.tensor.batch import BatchTensor, batches_in
 
 def install(session: Session) -> None:
     """Intercept `torch.autograd.backward` (also behind `loss.backward()`) and `torch.autograd.grad`."""
+    view = session.view
 
-    def make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            batches = batches_in((args, kwargs))
-            if batches:  # torch 2.10 does not call their __torch_function__; their rule calls this again, with rows
-                return handle_torch_function(original, batches, *args, **kwargs)
-            args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
-            if kwargs.get("inputs") is not None:
-                inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
-                kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
-            root = kwargs.get("tensors")
-            aliased = session.view.aliased  # the script may hold rows of a batch's gradient
-            held = aliased.copies and not session.view.shares.several
-            updated = aliased.updated([], None) if held else nullcontext()
-            refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
-            try:
-                with nullcontext() if refuses else session.strategy.backward(user_line()), updated:
-                    return original(*args, **kwargs)
-            except Exception as error:
-                session.view.raised(error)
-                raise
-
-        return backward
-
-    def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
-        def grad(*args: Any, **kwargs: Any) -> Any:
-            how = dict(zip(OF_GRAD, args, strict=False)) | kwargs
-            if is_tracing():  # torch.compile makes a graph of the backward pass, of this rank's rows
+    @session.patches.around(torch.autograd, "backward")
+    def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batches = batches_in((args, kwargs))
+        if batches:  # torch 2.10 does not call their __torch_function__; their rule calls this again, with rows
+            return handle_torch_function(original, batches, *args, **kwargs)
+        args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
+        if kwargs.get("inputs") is not None:
+            inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
+            kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, view)]
+        root = kwargs.get("tensors")
+        held = view.aliased.copies and not view.shares.several  # the script may hold rows of a batch's gradient
+        updated = view.aliased.updated([], None) if held else nullcontext()
+        refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
+        try:
+            with nullcontext() if refuses else session.strategy.backward(user_line()), updated:
                 return original(*args, **kwargs)
-            if how.get("is_grads_batched") and transform_level() is None:
-                return _one_by_one(grad, how)
-            outputs, inputs = how.pop("outputs"), how.pop("inputs")
-            # Batches have a rule of their own; torch.func is given whole tensors.
-            if batches_in((outputs, inputs)) or transform_level() is not None:
-                return original(*args, **kwargs)
-            if isinstance(inputs, dict):
-                gradients = whole_gradients(outputs, list(inputs.values()), session.view, **how)
-                return dict(zip(inputs, gradients, strict=True))
-            inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-            return whole_gradients(outputs, inputs, session.view, **how)
+        except Exception as error:
+            view.raised(error)
+            raise
 
-        return grad
-
-    session.patches.replace(torch.autograd, "backward", make_backward)
-    session.patches.replace(torch.autograd, "grad", make_grad)
+    @session.patches.around(torch.autograd, "grad")
+    def grad(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        how = dict(zip(OF_GRAD, args, strict=False)) | kwargs
+        if is_tracing():  # torch.compile makes a graph of the backward pass, of this rank's rows
+            return original(*args, **kwargs)
+        if how.get("is_grads_batched") and transform_level() is None:
+            return _one_by_one(partial(grad, original), how)
+        outputs, inputs = how.pop("outputs"), how.pop("inputs")
+        # Batches have a rule of their own; torch.func is given whole tensors.
+        if batches_in((outputs, inputs)) or transform_level() is not None:
+            return original(*args, **kwargs)
+        if isinstance(inputs, dict):
+            gradients = whole_gradients(outputs, list(inputs.values()), view, **how)
+            return dict(zip(inputs, gradients, strict=True))
+        inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        return whole_gradients(outputs, inputs, view, **how)
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
@@ -95,35 +89,25 @@ def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
 def install_hooks(session: Session) -> None:
     """Intercept `Tensor.register_hook` and `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
 
-    def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
-        def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-            of_shares = isinstance(self, BatchTensor) and self._spec.view.shares.several and self.requires_grad
-            if (self.is_leaf and of_shares) or (
-                not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
-            ):
-                return session.strategy.register_hook(self, hook)
-            return original(self, hook)
+    @session.patches.around(Tensor, "register_hook")
+    def register_hook(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+        of_shares = isinstance(self, BatchTensor) and self._spec.view.shares.several and self.requires_grad
+        if (self.is_leaf and of_shares) or (
+            not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
+        ):
+            return session.strategy.register_hook(self, hook)
+        return original(self, hook)
 
-        return register_hook
+    @session.patches.around(Tensor, "retain_grad")
+    def retain_grad(original: Callable[[Tensor], None], self: Tensor) -> None:
+        plain = not isinstance(self, BatchTensor)
+        if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
+            session.strategy.register_hook(self, lambda _: None)
+        original(self)
 
-    def make_retain(original: Callable[..., Any]) -> Callable[..., Any]:
-        def retain_grad(self: Tensor) -> None:
-            plain = not isinstance(self, BatchTensor)
-            if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
-                session.strategy.register_hook(self, lambda _: None)
-            original(self)
-
-        return retain_grad
-
-    def make_refuse(original: Callable[..., Any]) -> Callable[..., NoReturn]:
-        def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> NoReturn:
-            raise Refused(
-                f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a "
-                "gradient only; do what it does after backward() instead"
-            )
-
-        return register_post_accumulate_grad_hook
-
-    session.patches.replace(Tensor, "register_hook", make_register)
-    session.patches.replace(Tensor, "retain_grad", make_retain)
-    session.patches.replace(Tensor, "register_post_accumulate_grad_hook", make_refuse)
+    @session.patches.around(Tensor, "register_post_accumulate_grad_hook")
+    def refuse(original: object, self: Tensor, hook: object) -> NoReturn:
+        raise Refused(
+            f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a "
+            "gradient only; do what it does after backward() instead"
+        )

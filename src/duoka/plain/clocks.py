@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import date, datetime
-from types import FrameType
 from typing import Any
 from zlib import crc32
 
@@ -25,50 +24,33 @@ _GIVEN = {"strftime": 2}  # number of arguments with a given time, if not 1
 
 def install(session: Session) -> None:
     """Intercept the clocks of `time`, and dates computed from them."""
-    for name in CLOCKS.split():
-        session.patches.replace(time, name, lambda original: _clock(original, session))
-    for name in DATES.split():
-        session.patches.replace(time, name, lambda original: _date(original, session))
+    caller = session.caller
+
+    @session.patches.around(time, *CLOCKS.split())
+    def clock(original: Callable[[], Any]) -> Any:
+        now, frame = original(), caller.common_frame()
+        if frame is None:
+            return now
+        line = crc32(f"{frame.f_lineno} {frame.f_code.co_name}".encode())
+        return session.ranks.reading(now, line, is_users_frame(frame))
+
+    def agreed(now: Callable[[], Any]) -> Any:
+        if caller.is_direct_script_call():
+            return session.first(now)
+        reading = now()
+        agrees = caller.may_communicate() and type(reading) in _AGREED
+        return session.shared_random.agree(reading) if agrees else reading
+
+    @session.patches.around(time, *DATES.split())
+    def date_now(original: Callable[..., Any], *args: Any) -> Any:
+        position = _GIVEN.get(original.__name__, 1)
+        if len(args) >= position and args[position - 1] is not None:
+            return original(*args)
+        return agreed(lambda: original(*args))
+
+    def method(original: Any) -> Any:
+        return classmethod(lambda cls, *args, **how: agreed(lambda: original.__get__(None, cls)(*args, **how)))
+
     for kind, name in ((datetime, "now"), (datetime, "utcnow"), (date, "today")):
         methods = Methods(kind)
-        session.patches.put(methods, name, _method(getattr(methods, name), session))
-
-
-def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
-    def clock() -> Any:
-        now, frame = original(), session.caller.common_frame()
-        return now if frame is None else session.ranks.reading(now, _digest_of_line(frame), is_users_frame(frame))
-
-    return clock
-
-
-def _digest_of_line(frame: FrameType) -> int:
-    """Return 32 bits that name a line of code."""
-    return crc32(f"{frame.f_lineno} {frame.f_code.co_name}".encode())
-
-
-def _agreed(now: Callable[[], Any], session: Session) -> Any:
-    caller = session.caller
-    if caller.is_direct_script_call():
-        with caller.nested():  # it may call `time.time`
-            return session.first(now)
-    reading = now()
-    return session.shared_random.agree(reading) if caller.may_communicate() and type(reading) in _AGREED else reading
-
-
-def _date(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    arguments = _GIVEN.get(original.__name__, 1)
-
-    def now(*args: Any) -> Any:
-        if len(args) >= arguments and args[arguments - 1] is not None:
-            return original(*args)
-        return _agreed(lambda: original(*args), session)
-
-    return now
-
-
-def _method(original: Any, session: Session) -> Any:
-    def now(cls: type[date], *args: Any, **kwargs: Any) -> Any:
-        return _agreed(lambda: original.__get__(None, cls)(*args, **kwargs), session)
-
-    return classmethod(now)
+        session.patches.put(methods, name, method(getattr(methods, name)))

@@ -25,21 +25,15 @@ def install(session: Session) -> None:
     """Intercept the commands listed above, `subprocess.Popen`, `os.popen`, and standard input."""
     caller = session.caller
 
-    def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
-        def once(*args: Any, **kwargs: Any) -> Any:
-            if not caller.is_script_call():
-                return original(*args, **kwargs)
-            with caller.nested():
-                session.ranks.barrier()  # all ranks have written what it reads
-                return session.first(lambda: original(*args, **kwargs))
-
-        return once
+    def once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not caller.is_script_call():
+            return original(*args, **kwargs)
+        return session.once(lambda: original(*args, **kwargs))  # all ranks have written what it reads
 
     for space, names in COMMANDS:
-        for name in names.split():
-            session.patches.replace(space, name, make_once)
+        session.patches.around(space, *names.split())(once)
+    session.patches.around(os, "popen")(partial(_begin, session))
     session.patches.put(subprocess, "Popen", _popen(session))
-    session.patches.replace(os, "popen", partial(_begun_once, session))
     if sys.stdin is not None:
         session.patches.put(sys, "stdin", RemoteProxy(session, sys.stdin))
 
@@ -82,38 +76,30 @@ class RemoteProxy:
     def _ask(self, question: Callable[[], Any]) -> Any:
         if not self._session.caller.may_communicate():
             return None if self._target is None else question()
-        with self._session.caller.nested():
-            return self._session.first(question)
+        return self._session.first(question)
 
 
-def _begun_once(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+def _begin(session: Session, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Start a process, or open a stream, on rank 0, and return a proxy on every rank."""
-
-    def begin(*args: Any, **kwargs: Any) -> Any:
-        if not session.caller.is_script_call():
-            return original(*args, **kwargs)
-        begun: list[Any] = []
-        with session.caller.nested():
-            session.ranks.barrier()
-            session.first(lambda: begun.append(original(*args, **kwargs)))
-        return RemoteProxy(session, begun[0] if begun else None)
-
-    return begin
+    if not session.caller.is_script_call():
+        return original(*args, **kwargs)
+    with session.caller.nested():
+        session.ranks.barrier()
+    return RemoteProxy(session, session.open_first(lambda: original(*args, **kwargs))[0])
 
 
 def _popen(session: Session) -> type:
     """Return a replacement of `subprocess.Popen` that starts the script's processes on rank 0."""
     original = subprocess.Popen
-    begin = _begun_once(session, original)
 
     class Made(type):
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, (original, RemoteProxy))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            if cls is not Popen or not session.caller.is_script_call():
-                return original(*args, **kwargs) if cls is Popen else super().__call__(*args, **kwargs)
-            return begin(*args, **kwargs)
+            if cls is Popen:
+                return _begin(session, original, *args, **kwargs)
+            return super().__call__(*args, **kwargs)
 
     class Popen(subprocess.Popen, metaclass=Made):  # type: ignore[type-arg]
         pass

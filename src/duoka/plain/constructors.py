@@ -27,65 +27,60 @@ from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 def install(session: Session) -> None:
     """Intercept these functions, `Variable`, `nn.Parameter`, `x.data = y`, and `apply` of the script's Functions."""
+    note_constructors()  # before they are replaced
+    patches = session.patches
 
-    def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            if batches_in((args, kwargs)):
-                return compute_whole(original, args, kwargs)
+    @patches.around(torch, "tensor", "to_dlpack", *_SPARSE)
+    @patches.around(torch.utils.dlpack, "to_dlpack")
+    def of_whole(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return compute_whole(original, args, kwargs) if batches_in((args, kwargs)) else original(*args, **kwargs)
+
+    @patches.around(F, "l1_loss")
+    def l1_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batches = batches_in((args, kwargs))
+        if not batches or argument(args, kwargs, 5, "weight") is None:
             return original(*args, **kwargs)
+        return type(batches[0]).__torch_function__(original, (), args, kwargs)
 
-        return called
+    @patches.around(Tensor, "as_subclass")
+    def as_subclass(original: Callable[..., Any], tensor: Tensor, cls: type[Tensor]) -> Any:
+        """Return the tensor as an instance of `cls`.
+
+        Of a batch: all rows, gathered; a view of the batch if `cls` is Tensor.
+        """
+        if not isinstance(tensor, BatchTensor):
+            return original(tensor, cls)
+        return tensor.view_as(tensor) if cls is Tensor else compute_whole(original, (tensor, cls), {})
 
     def whole_modules(function: type) -> AbstractContextManager[None]:
         """Split no inputs of modules that a Function calls, unless the Function is torch's or duoka's own."""
         ours = function.__module__.partition(".")[0] in ("torch", "duoka")
         return nullcontext() if ours else session.calls.computed_whole()
 
-    def make_apply(original: Any) -> Any:
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = original.__get__(None, cls)
-            if not any(isinstance(value, BatchTensor) for value in args):
-                with whole_modules(cls):
-                    return bound(*args, **kwargs)
-            if cls.__module__.startswith(_KEEPING_ROWS):
-                return _of_rows(bound, args)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = their_apply.__get__(None, cls)
+        if not any(isinstance(value, BatchTensor) for value in args):
             with whole_modules(cls):
-                args = tuple(map(_unsharded, args))
-                if not any(isinstance(value, BatchTensor) for value in args):
-                    return bound(*args, **kwargs)
-                return compute_opaque(names_of_class(cls), bound, args, kwargs)
+                return bound(*args, **kwargs)
+        if cls.__module__.startswith(_KEEPING_ROWS):
+            return _of_rows(bound, args)
+        with whole_modules(cls):
+            args = tuple(map(_unsharded, args))
+            if not any(isinstance(value, BatchTensor) for value in args):
+                return bound(*args, **kwargs)
+            return compute_opaque(names_of_class(cls), bound, args, kwargs)
 
-        return classmethod(apply)
+    their_apply: Any = inspect.getattr_static(torch.autograd.Function, "apply")
+    patches.put(torch.autograd.Function, "apply", classmethod(apply))
 
-    def make_backward(original: Any) -> Any:
-        def apply(self: Any, *grads: Any) -> Any:
-            with whole_modules(self._forward_cls):
-                return original(self, *grads)
+    @patches.around(torch.autograd.function.BackwardCFunction, "apply")
+    def apply_backward(original: Callable[..., Any], self: Any, *grads: Any) -> Any:
+        with whole_modules(self._forward_cls):
+            return original(self, *grads)
 
-        return apply
-
-    def make_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def l1_loss(*args: Any, **kwargs: Any) -> Any:
-            batches = batches_in((args, kwargs))
-            if not batches or argument(args, kwargs, 5, "weight") is None:
-                return original(*args, **kwargs)
-            return type(batches[0]).__torch_function__(original, (), args, kwargs)
-
-        return l1_loss
-
-    note_constructors()  # before they are replaced
-    session.patches.replace(F, "l1_loss", make_weighted)
-    for name in ("tensor", "to_dlpack", *_SPARSE):
-        session.patches.replace(torch, name, make_whole)
-    session.patches.replace(torch.utils.dlpack, "to_dlpack", make_whole)
-    apply = inspect.getattr_static(torch.autograd.Function, "apply")
-    session.patches.put(torch.autograd.Function, "apply", make_apply(apply))
-    backward = torch.autograd.function.BackwardCFunction
-    session.patches.put(backward, "apply", make_backward(backward.apply))
-    session.patches.put(torch.autograd, "Variable", Variable)
-    session.patches.put(nn.Parameter, "__new__", _parameter)
-    session.patches.put(Tensor, "data", _Data())
-    session.patches.replace(Tensor, "as_subclass", _make_as_subclass)
+    patches.put(torch.autograd, "Variable", Variable)
+    patches.put(nn.Parameter, "__new__", _parameter)
+    patches.put(Tensor, "data", _Data())
 
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
@@ -151,16 +146,3 @@ def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     if not isinstance(data, BatchTensor):
         return _new_parameter(cls, data, requires_grad)
     return compute_whole(partial(_new_parameter, cls), (data.detach(), requires_grad), {}, "nn.Parameter")
-
-
-def _make_as_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
-    def as_subclass(tensor: Tensor, cls: type[Tensor]) -> Any:
-        """Return the tensor as an instance of `cls`.
-
-        Of a batch: all rows, gathered; a view of the batch if `cls` is Tensor.
-        """
-        if not isinstance(tensor, BatchTensor):
-            return original(tensor, cls)
-        return tensor.view_as(tensor) if cls is Tensor else compute_whole(original, (tensor, cls), {})
-
-    return as_subclass

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from multiprocessing.util import get_temp_dir
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -30,15 +29,12 @@ _LOCKED = (5, 6)  # SQLITE_BUSY and SQLITE_LOCKED
 
 def install(session: Session) -> None:
     """Intercept `sqlite3.connect`, and `sqlite3.dbapi2.connect`, which SQLAlchemy calls."""
-    replicas = Replicas(sqlite3.connect)
-    for space in (sqlite3, sqlite3.dbapi2):
-        session.patches.replace(space, "connect", partial(_connecting, session, replicas))
-
-
-def _connecting(session: Session, replicas: Replicas, original: Callable[..., Any]) -> Callable[..., Any]:
     caller, ranks = session.caller, session.ranks
+    replicas = Replicas(sqlite3.connect)
 
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+    @session.patches.around(sqlite3, "connect")
+    @session.patches.around(sqlite3.dbapi2, "connect")
+    def connect(original: Callable[..., Any], database: Any, *args: Any, **kwargs: Any) -> Any:
         is_uri = bool(kwargs.get("uri", args[_URI - 1] if len(args) >= _URI else False))
         path, query = _file(os.fsdecode(database), is_uri)
         if path is None or caller.is_rank_local() or not session.patches.active or caller.is_temporary(path):
@@ -54,8 +50,6 @@ def _connecting(session: Session, replicas: Replicas, original: Callable[..., An
             if ranks.rank:
                 database = f"file:{quote(path)}?{query}" if is_uri else path
             return original(database, *args, **kwargs)
-
-    return connect
 
 
 def _file(database: str, is_uri: bool) -> tuple[str | None, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -16,74 +15,53 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND  #
 
 def install(session: Session) -> None:
     """Intercept `os.open`, `os.scandir` and `tempfile`: rank 0 opens the file, the others a null or unnamed one."""
-    for space, name, make in (
-        (os, "open", _descriptors),
-        (os, "scandir", _folders),
-        (tempfile, "mkdtemp", _folders_made),
-        (tempfile, "mkstemp", _temporary),
-        (tempfile, "NamedTemporaryFile", _named),
-    ):
-        session.patches.replace(space, name, partial(make, session))
+    caller, patches = session.caller, session.patches
 
+    def written(path: str) -> None:
+        caller.written.add(path)
+        caller.change([path])
 
-def _descriptors(session: Session, original: Callable[..., int]) -> Callable[..., int]:
-    def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
-        caller = session.caller
+    def is_own(original: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        """Return whether a temporary file with these arguments is this rank's own."""
+        return not caller.shares_temporary(signature(original).bind(*args, **kwargs).arguments.get("dir"))
+
+    @patches.around(os, "open")
+    def open(original: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
         where = os.path.abspath(os.fsdecode(path))
         if not flags & WRITE_FLAGS or caller.is_private(where) or not caller.is_joint():
             return original(path, flags, *args, **kwargs)
-        opened: list[int] = []
         with caller.nested():
             session.ranks.barrier()
-            session.first(lambda: opened.append(original(path, flags, *args, **kwargs)))
-            caller.written.add(where)
-            caller.change([where])
-        return opened[0] if opened else original(os.devnull, os.O_RDWR)
+            descriptor, _ = session.open_first(lambda: original(path, flags, *args, **kwargs))
+            written(where)
+        return original(os.devnull, os.O_RDWR) if descriptor is None else descriptor
 
-    return open
-
-
-def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def mkstemp(*args: Any, **kwargs: Any) -> tuple[int, str]:
-        if not session.caller.shares_temporary(_folder(original, *args, **kwargs)):
-            with session.caller.nested():
+    @patches.around(tempfile, "mkstemp")
+    def mkstemp(original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, str]:
+        if is_own(original, *args, **kwargs):
+            with caller.nested():
                 descriptor, path = original(*args, **kwargs)
-            session.caller.own_files.add(os.path.abspath(path))
+            caller.own_files.add(os.path.abspath(path))
             return descriptor, path
-        opened: list[int] = []
+        with caller.nested():
+            made, name = session.open_first(lambda: original(*args, **kwargs), lambda made: made[1])
+            written(name)
+            return made[0] if made else os.open(os.devnull, os.O_RDWR), name
 
-        def make() -> str:
-            descriptor, name = original(*args, **kwargs)
-            opened.append(descriptor)
-            return name  # type: ignore[no-any-return]
-
-        with session.caller.nested():
-            name = session.first(make)
-            session.caller.written.add(name)
-            session.caller.change([name])
-            return opened[0] if opened else os.open(os.devnull, os.O_RDWR), name
-
-    return mkstemp
-
-
-def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def named_temporary_file(mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
-        caller, made = session.caller, []
-        if not caller.shares_temporary(_folder(original, mode, *args, **kwargs)):
+    @patches.around(tempfile, "NamedTemporaryFile")
+    def named_temporary_file(original: Callable[..., Any], mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
+        if is_own(original, mode, *args, **kwargs):
             with caller.nested():
                 file = original(mode, *args, **kwargs)
             caller.own_files.add(os.path.abspath(file.name))
             return file
-
-        def make() -> str:
-            made.append(original(mode, *args, **kwargs))
-            return str(made[0].name)
-
         with caller.nested():
-            name = session.first(make)
-            caller.written.add(name)
-            caller.change([name])
-            file = made[0] if made else _own_copy(original, mode, *args, **kwargs)
+            file, name = session.open_first(lambda: original(mode, *args, **kwargs), lambda file: str(file.name))
+            written(name)
+            if file is None:  # this rank's own, outside of the script's folder, removed when it is closed
+                call = signature(original).bind(mode, *args, **kwargs)
+                call.arguments.update(dir=None, delete=True)
+                file = original(*call.args, **call.kwargs)
         file.name, close = name, file.close
 
         def close_together() -> None:
@@ -94,13 +72,9 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         file.close = close_together
         return file
 
-    return named_temporary_file
-
-
-def _folders_made(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def mkdtemp(*args: Any, **kwargs: Any) -> Any:
-        caller = session.caller
-        if not caller.shares_temporary(_folder(original, *args, **kwargs)):
+    @patches.around(tempfile, "mkdtemp")
+    def mkdtemp(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_own(original, *args, **kwargs):
             with caller.nested():
                 folder = original(*args, **kwargs)
             caller.temporary.append(os.path.join(folder, ""))
@@ -110,19 +84,16 @@ def _folders_made(session: Session, original: Callable[..., Any]) -> Callable[..
             caller.change([name])
             return name
 
-    return mkdtemp
-
-
-def _folder(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the folder that is given for a temporary file."""
-    return signature(original).bind(*args, **kwargs).arguments.get("dir")
-
-
-def _own_copy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Open this rank's own temporary file outside of the script's folder; it is removed when it is closed."""
-    call = signature(original).bind(*args, **kwargs)
-    call.arguments.update(dir=None, delete=True)
-    return original(*call.args, **call.kwargs)
+    @patches.around(os, "scandir")
+    def scandir(original: Callable[..., Any], path: Any = ".") -> Any:
+        if isinstance(path, int) or not caller.asks_together(path) or not caller.is_joint():
+            return original(path)
+        with caller.nested():
+            names = session.first(lambda: [entry.name for entry in original(path)])
+            with original(path) as listing:
+                entries = {entry.name: entry for entry in listing}
+            session.ranks.barrier()  # no rank changes the folder before all have read it
+        return Entries([entries[name] for name in names if name in entries])
 
 
 class Entries:
@@ -146,17 +117,3 @@ class Entries:
     def close(self) -> None:
         """Drop the remaining entries."""
         self._entries = iter([])
-
-
-def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def scandir(path: Any = ".") -> Any:
-        if isinstance(path, int) or not session.caller.asks_together(path) or not session.caller.is_joint():
-            return original(path)
-        with session.caller.nested():
-            names = session.first(lambda: [entry.name for entry in original(path)])
-            with original(path) as listing:
-                entries = {entry.name: entry for entry in listing}
-            session.ranks.barrier()  # no rank changes the folder before all have read it
-        return Entries([entries[name] for name in names if name in entries])
-
-    return scandir

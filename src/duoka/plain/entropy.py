@@ -29,6 +29,7 @@ SEEDED: tuple[tuple[Any, str], ...] = (
     (torch, "manual_seed"),
     (torch.random, "manual_seed"),
 )
+_SEEDS = (int, float, str, bytes, bytearray, list, tuple, np.ndarray, np.integer)
 
 
 def install(session: Session) -> None:
@@ -51,17 +52,61 @@ def install(session: Session) -> None:
 def _intercept(shared_random: SharedRandom, patches: Patches) -> list[tuple[Any, str, Any]]:
     """Install the replacements; return those made here."""
     before = len(patches.made())
+
+    def agreed(seed: Any) -> Any:
+        """Return a seed that is equal on every rank; numpy's generators are returned as they are."""
+        return shared_random.agree(seed) if isinstance(seed, _SEEDS) else seed
+
+    def drawn(original: Callable[..., bytes], size: Any, *flags: int) -> bytes:
+        shared = shared_random.draw(size) if isinstance(size, int) and size >= 0 else None
+        return original(size, *flags) if shared is None else shared
+
+    def seeded(original: Callable[..., Any], seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(agreed(seed), *args, **kwargs)
+
     for space, name in BYTES:
         if hasattr(space, name):
-            patches.replace(space, name, lambda original: _bytes(original, shared_random))
+            patches.around(space, name)(drawn)
     for space, name in SEEDED:
-        patches.replace(space, name, lambda original: _seeded(original, shared_random))
-    patches.replace(random, "seed", lambda original: _python_seed(original, shared_random))
-    patches.replace(random.Random, "seed", lambda original: _random_seed(original, shared_random))
-    patches.replace(uuid, "uuid1", lambda original: lambda *args, **how: shared_random.agree(original(*args, **how)))
-    patches.put(np.random, "RandomState", _random_state(shared_random))
+        patches.around(space, name)(seeded)
+
+    @patches.around(random, "seed")
+    def seed_python(original: Callable[..., None], a: Any = None, version: int = 2) -> None:
+        original(shared_random.draw(16) if a is None else agreed(a), version)
+
+    @patches.around(random.Random, "seed")
+    def seed_random(original: Callable[..., None], self: random.Random, a: Any = None, version: int = 2) -> None:
+        original(self, shared_random.draw(16) if a is None else agreed(a), version)
+
+    @patches.around(uuid, "uuid1")
+    def uuid1(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return shared_random.agree(original(*args, **kwargs))
+
     methods = Methods(torch.Generator)
-    patches.put(methods, "seed", _torch_seed(methods.seed, shared_random))
+    seed_from_system = methods.seed
+
+    def seed_torch(self: torch.Generator) -> int:
+        seed = shared_random.draw(7)
+        return (
+            seed_from_system(self)
+            if seed is None
+            else self.manual_seed(int.from_bytes(seed, "little")).initial_seed()
+        )
+
+    patches.put(methods, "seed", seed_torch)
+    numpys = np.random.RandomState
+
+    class Made(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, numpys)
+
+        def __call__(cls, seed: Any = None) -> Any:
+            return numpys(agreed(seed)) if cls is RandomState else super().__call__(seed)
+
+    class RandomState(np.random.RandomState, metaclass=Made):
+        """In place of numpy's own, of which its instances are."""
+
+    patches.put(np.random, "RandomState", RandomState)
     return patches.made()[before:]
 
 
@@ -78,66 +123,3 @@ class DrawingAlike:
         _intercept(self._source(str(worker)), Patches())
         if self._init is not None:
             self._init(worker)
-
-
-def _bytes(original: Callable[..., bytes], shared_random: SharedRandom) -> Callable[..., bytes]:
-    def random_bytes(size: Any, *flags: int) -> bytes:
-        drawn = shared_random.draw(size) if isinstance(size, int) and size >= 0 else None
-        return original(size, *flags) if drawn is None else drawn
-
-    return random_bytes
-
-
-def _agreed(seed: Any, shared_random: SharedRandom) -> Any:
-    """Return a seed that is equal on every rank; numpy's generators are returned as they are."""
-    plain = (int, float, str, bytes, bytearray, list, tuple, np.ndarray, np.integer)
-    return shared_random.agree(seed) if isinstance(seed, plain) else seed
-
-
-def _seeded(original: Callable[..., Any], shared_random: SharedRandom) -> Callable[..., Any]:
-    return lambda seed=None, *args, **kwargs: original(_agreed(seed, shared_random), *args, **kwargs)
-
-
-def _python_seed(original: Callable[..., None], shared_random: SharedRandom) -> Callable[..., None]:
-    def seed(a: Any = None, version: int = 2) -> None:
-        original(shared_random.draw(16) if a is None else _agreed(a, shared_random), version)
-
-    return seed
-
-
-def _random_seed(original: Callable[..., None], shared_random: SharedRandom) -> Callable[..., None]:
-    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        original(self, shared_random.draw(16) if a is None else _agreed(a, shared_random), version)
-
-    return seed
-
-
-def _torch_seed(
-    original: Callable[[torch.Generator], int], shared_random: SharedRandom
-) -> Callable[[torch.Generator], int]:
-    def seed(self: torch.Generator) -> int:
-        drawn = shared_random.draw(7)
-        if drawn is None:
-            return original(self)
-        number = int.from_bytes(drawn, "little")
-        self.manual_seed(number)
-        return number
-
-    return seed
-
-
-def _random_state(shared_random: SharedRandom) -> type:
-    """Return a replacement of `np.random.RandomState`, whose instances are numpy's own."""
-    original = np.random.RandomState
-
-    class Made(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, original)
-
-        def __call__(cls, seed: Any = None) -> Any:
-            return original(_agreed(seed, shared_random)) if cls is RandomState else super().__call__(seed)
-
-    class RandomState(np.random.RandomState, metaclass=Made):
-        pass
-
-    return RandomState

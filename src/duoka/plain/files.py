@@ -60,59 +60,46 @@ SETTINGS: tuple[tuple[Any, str], ...] = (
 
 def install(session: Session) -> None:
     """Intercept `open` for writing, and the actions and queries listed above."""
-    caller = session.caller
+    caller, patches = session.caller, session.patches
 
-    def make_action(original: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*args: Any, **kwargs: Any) -> Any:
-            paths = _paths(args, kwargs)
-            if caller.is_private(paths[-1] if original.__name__ in (*_MOVES, *_COPIES) else paths[0]):
-                return original(*args, **kwargs)
-            if caller.is_unordered():
-                makes_sure = session.ranks.rank == 0 or kwargs.get("exist_ok")
-                return original(*args, **kwargs) if makes_sure else None
-            if not caller.is_joint():
-                return original(*args, **kwargs)
-            caller.change(paths)
+    def act(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        paths = _paths(args, kwargs)
+        if caller.is_private(paths[-1] if original.__name__ in (*_MOVES, *_COPIES) else paths[0]):
+            return original(*args, **kwargs)
+        if caller.is_unordered():
+            makes_sure = session.ranks.rank == 0 or kwargs.get("exist_ok")
+            return original(*args, **kwargs) if makes_sure else None
+        if not caller.is_joint():
+            return original(*args, **kwargs)
+        caller.change(paths)
+        result = session.once(lambda: original(*args, **kwargs))
+        if session.ranks.rank and original.__name__ in _MOVES and caller.is_temporary(paths[0]):
             with caller.nested():
-                session.ranks.barrier()  # other ranks may still read the file
-                result = session.first(lambda: original(*args, **kwargs))
-                if session.ranks.rank and original.__name__ in _MOVES and caller.is_temporary(paths[0]):
-                    shutil.rmtree(paths[0]) if os.path.isdir(paths[0]) else os.remove(paths[0])
-            return result
+                shutil.rmtree(paths[0]) if os.path.isdir(paths[0]) else os.remove(paths[0])
+        return result
 
-        return act
+    def ask(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else "."
+        is_path = isinstance(path, (str, bytes, os.PathLike))
+        if not is_path or not caller.asks_together(path) or not caller.is_joint():
+            return original(*args, **kwargs)
+        return session.first(lambda: original(*args, **kwargs))
 
-    def make_query(original: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            path = args[0] if args else "."
-            if not isinstance(path, (str, bytes, os.PathLike)) or not caller.asks_together(path):
-                return original(*args, **kwargs)
-            return once(original, *args, **kwargs) if caller.is_joint() else original(*args, **kwargs)
+    def ask_for_script(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not caller.is_script_call():
+            return original(*args, **kwargs)
+        return session.first(lambda: original(*args, **kwargs))
 
-        return ask
-
-    def make_setting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            return once(original, *args, **kwargs) if caller.is_script_call() else original(*args, **kwargs)
-
-        return ask
-
-    def once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with caller.nested():
-            return session.first(lambda: original(*args, **kwargs))
-
-    for make, table in ((make_action, ACTIONS), (make_query, QUERIES), (make_setting, SETTINGS)):
+    for function, table in ((act, ACTIONS), (ask, QUERIES), (ask_for_script, SETTINGS)):
         for space, names in table:
-            for name in names.split():
-                session.patches.replace(space, name, make)
-    make_open = _opener(session, caller)
-    session.patches.replace(builtins, "open", make_open)
-    session.patches.replace(io, "open", make_open)
+            patches.around(space, *names.split())(function)
+    opening = _opening(session, caller)
+    patches.around(builtins, "open")(opening)
+    patches.around(io, "open")(opening)
     if PATH_FUNCTIONS is not None:
-        session.patches.put(PATH_FUNCTIONS, "open", staticmethod(io.open))
-    for space, names in ((os, "fsync fdatasync ftruncate"), (fcntl, "flock lockf")):
-        for name in names.split():
-            session.patches.replace(space, name, of_files_only)
+        patches.put(PATH_FUNCTIONS, "open", staticmethod(io.open))
+    patches.around(os, "fsync", "fdatasync", "ftruncate")(of_files_only)
+    patches.around(fcntl, "flock", "lockf")(of_files_only)
 
 
 def _paths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -127,84 +114,70 @@ def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
     return [file for file, there in opened if there is not None and not there.closed]
 
 
-def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    written = caller.written
+def _opening(session: Session, caller: Caller) -> Callable[..., Any]:
     writers: dict[str, list[ref[Any]]] = {}  # the files as they were opened for writing
-    rank = session.ranks.rank
+    ranks, written = session.ranks, caller.written
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def written_by_another(file: Any, mode: str, size: int, *args: Any, **kwargs: Any) -> Any:
-            """Return the file of a rank that does not write: a null file, or a copy of its own if it may read."""
-            if "+" not in mode:
-                return open_null_file(file, mode, *args, size=size, **kwargs)
-            with tempfile.TemporaryFile() as unnamed:
-                descriptor = os.dup(unnamed.fileno())
-            copy = original(descriptor, "w+b" if "b" in mode else "w+", *args, **kwargs)
-            if set(mode) & set("ra"):
-                with original(file, "rb" if "b" in mode else "r", *args, **kwargs) as read_from:
-                    copy.write(read_from.read())
-                copy.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
-            return copy
+    def written_by_another(
+        original: Callable[..., Any], file: Any, mode: str, size: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return the file of a rank that does not write: a null file, or a copy of its own if it may read."""
+        if "+" not in mode:
+            return open_null_file(file, mode, *args, size=size, **kwargs)
+        with tempfile.TemporaryFile() as unnamed:
+            descriptor = os.dup(unnamed.fileno())
+        copy = original(descriptor, "w+b" if "b" in mode else "w+", *args, **kwargs)
+        if set(mode) & set("ra"):
+            with original(file, "rb" if "b" in mode else "r", *args, **kwargs) as read_from:
+                copy.write(read_from.read())
+            copy.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
+        return copy
 
-        def read_together(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
-            """Open a file for reading; a copy if rank 0 still writes it."""
+    def open(  # noqa: A001
+        original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any
+    ) -> Any:
+        if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_nested():
+            return original(file, mode, *args, **kwargs)
+        path = os.path.abspath(os.fsdecode(file))
+        if caller.is_apart() or path in caller.own_files:
+            return original(file, mode, *args, **kwargs)
+        writes = set(mode) & set("wax+")
+        # The script may load by torch what another thread has saved.
+        if not writes and path in written and (caller.is_script_call("torch") or caller.is_joint()):
+            ranks.barrier()  # rank 0 has written
             try:
-                if _still_open(writers.get(path, ())):
-                    with caller.nested():
-                        return written_by_another(file, mode + "+", 0, *args, **kwargs)
-                return original(file, mode, *args, **kwargs)
+                if not _still_open(writers.get(path, ())):
+                    return original(file, mode, *args, **kwargs)
+                with caller.nested():  # rank 0 still writes it
+                    return written_by_another(original, file, mode + "+", 0, *args, **kwargs)
             finally:
-                session.ranks.barrier()
+                ranks.barrier()
+        if not writes or caller.is_private(path) or kwargs.get("opener"):
+            return original(file, mode, *args, **kwargs)
+        joint = caller.is_joint()
+        written.add(path)
+        caller.change([path])
+        if joint:
+            with caller.nested():
+                ranks.barrier()  # other ranks may still read what this truncates
+                made, size = session.open_first(lambda: original(file, mode, *args, **kwargs), _position)
+                if ranks.rank:
+                    made = written_by_another(original, file, mode, size, *args, **kwargs)
+                if "r+" in mode.replace("b", "").replace("t", ""):
+                    ranks.barrier()  # no rank writes before all have their copies
+        elif ranks.rank:
+            size = os.path.getsize(path) if "a" in mode and os.path.exists(path) else 0
+            made = written_by_another(original, file, mode, size, *args, **kwargs)
+        else:
+            made = original(file, mode, *args, **kwargs)
+        writers[path] = [*_still_open(writers.get(path, ())), ref(made)]
+        return made
 
-        def opened(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
-            """Open a file on rank 0, and its counterparts on the other ranks; raise rank 0's error on all."""
-            error: Exception | None = None
-            made = None
-            try:
-                made = original(file, mode, *args, **kwargs) if rank == 0 else None
-            except OSError as caught:
-                error = caught
-            size = made.tell() if made is not None and made.seekable() else 0
-            failed, size = session.ranks.broadcast_object((error, size), 0)
-            if failed is not None:
-                raise error or failed
-            if rank:
-                made = written_by_another(file, mode, size, *args, **kwargs)
-            if "r+" in mode.replace("b", "").replace("t", ""):
-                session.ranks.barrier()  # no rank writes before all have their copies
-            return made
+    return open
 
-        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-            if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_nested():
-                return original(file, mode, *args, **kwargs)
-            path = os.path.abspath(os.fsdecode(file))
-            if caller.is_apart() or path in caller.own_files:
-                return original(file, mode, *args, **kwargs)
-            writes = set(mode) & set("wax+")
-            # The script may load by torch what another thread has saved.
-            if not writes and path in written and (caller.is_script_call("torch") or caller.is_joint()):
-                session.ranks.barrier()  # rank 0 has written
-                return read_together(file, path, mode, *args, **kwargs)
-            if not writes or caller.is_private(path) or kwargs.get("opener"):
-                return original(file, mode, *args, **kwargs)
-            joint = caller.is_joint()
-            written.add(path)
-            caller.change([path])
-            if joint:
-                with caller.nested():
-                    session.ranks.barrier()  # other ranks may still read what this truncates
-                    made = opened(file, path, mode, *args, **kwargs)
-            elif rank:
-                size = os.path.getsize(path) if "a" in mode and os.path.exists(path) else 0
-                made = written_by_another(file, mode, size, *args, **kwargs)
-            else:
-                made = original(file, mode, *args, **kwargs)
-            writers[path] = [*_still_open(writers.get(path, ())), ref(made)]
-            return made
 
-        return open
-
-    return make
+def _position(file: Any) -> int:
+    return file.tell() if file.seekable() else 0
 
 
 class NullFile(io.FileIO):
@@ -264,17 +237,8 @@ def open_null_file(
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, newline, line_buffering=buffering == 1)
 
 
-def of_files_only(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement of `os.fsync` and the like that ignores null files, for which they fail."""
-
-    def changed(descriptor: Any, *args: Any) -> None:
-        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-        if not _is_null(number):
-            original(descriptor, *args)
-
-    return changed
-
-
-def _is_null(descriptor: int) -> bool:
-    status = os.fstat(descriptor)
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev
+def of_files_only(original: Callable[..., None], descriptor: Any, *args: Any) -> None:
+    """Call `os.fsync` and the like, but not for null files, for which they fail."""
+    status = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+    if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.stat(os.devnull).st_rdev:
+        original(descriptor, *args)

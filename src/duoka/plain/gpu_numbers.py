@@ -58,49 +58,33 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
             say(told[0])
         return device
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("device") is not None:
-                kwargs["device"] = mapped(kwargs["device"])
-            return original(*args, **kwargs)
-
-        return call
-
-    def make_move(original: Callable[..., Any]) -> Callable[..., Any]:
-        def move(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if args:
-                args = mapped(args[0]), *args[1:]
-            if kwargs.get("device") is not None:
-                kwargs["device"] = mapped(kwargs["device"])
-            return original(self, *args, **kwargs)
-
-        return move
-
-    def make_restore(original: Callable[..., Any]) -> Callable[..., Any]:
-        def restore(storage: Any, location: str) -> Any:
-            return original(storage, str(mapped(location)) if location.startswith(types) else location)
-
-        return restore
-
-    def make_index(original: Callable[..., Any]) -> Callable[..., Any]:
-        def index(asked: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(asked if isinstance(asked, int) and asked < 0 else mapped(asked), *args, **kwargs)
-
-        return index
+    def map_named(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = mapped(kwargs["device"])
+        return original(*args, **kwargs)
 
     for space, name in constructors():
-        patches.replace(space, name, make)
+        patches.around(space, name)(map_named)
     for space, names in ((torch, _LIKE), (Tensor, _NEW)):
-        for name in names.split():
-            patches.replace(space, name, make)
-    for space, name in (DEVICE_CONTEXT, "__init__"), (Tensor, "to"):  # take it as the first argument
-        patches.replace(space, name, make_move)
-    patches.replace(torch.serialization, "default_restore_location", make_restore)
+        patches.around(space, *names.split())(map_named)
+
+    @patches.around(DEVICE_CONTEXT, "__init__")
+    @patches.around(Tensor, "to")
+    def map_first(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        return map_named(original, self, *map(mapped, args[:1]), *args[1:], **kwargs)
+
+    @patches.around(torch.serialization, "default_restore_location")
+    def restore(original: Callable[..., Any], storage: Any, location: str) -> Any:
+        return original(storage, str(mapped(location)) if location.startswith(types) else location)
+
+    def map_index(original: Callable[..., Any], asked: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(asked if isinstance(asked, int) and asked < 0 else mapped(asked), *args, **kwargs)
+
     if not trial:
         if hasattr(Tensor, device.type):  # there is no Tensor.mps
             patches.replace(Tensor, device.type, lambda original: _to_accelerator)
         for space, name in device_index_functions(accelerator.module()):
-            patches.replace(space, name, make_index)
+            patches.around(space, name)(map_index)
         return
     for name in ("pin_memory", *types):
         if hasattr(Tensor, name):

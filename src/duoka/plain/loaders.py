@@ -28,21 +28,15 @@ def install(session: Session) -> None:
 
     readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_iterator(self: DataLoader[Any]) -> Any:
-            if isinstance(self.dataset, Reader):
-                return original(self)
-            if not can_split(self, session.plan.loading):
-                return original(_drawing_alike(self, session))
-            reader = readers.get(self)
-            if reader is None:
-                reader = Reader(self, session.view.shares.of_process, session.plan.loading, rank_local)
-                readers[self] = reader
-            return SplitIterator(self, reader, session.view)
-
-        return get_iterator
-
-    session.patches.replace(*GET_ITERATOR, make)
+    @session.patches.around(*GET_ITERATOR)
+    def get_iterator(original: Callable[..., Any], self: DataLoader[Any]) -> Any:
+        if isinstance(self.dataset, Reader):
+            return original(self)
+        if not can_split(self, session.plan.loading):
+            return original(_drawing_alike(self, session))
+        if self not in readers:
+            readers[self] = Reader(self, session.view.shares.of_process, session.plan.loading, rank_local)
+        return SplitIterator(self, readers[self], session.view)
 
 
 def _drawing_alike(loader: DataLoader[Any], session: Session) -> DataLoader[Any]:

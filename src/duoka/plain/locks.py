@@ -21,35 +21,27 @@ def install(session: Session) -> None:
     caller = session.caller
     taken: WeakKeyDictionary[BaseFileLock, int] = WeakKeyDictionary()  # the script's locks -> times, on every rank
 
-    def make_acquire(original: Callable[..., Any]) -> Callable[..., Any]:
-        def acquire(self: BaseFileLock, *args: Any, **kwargs: Any) -> Any:
-            if caller.is_script_call(through="filelock"):
-                with caller.nested():
-                    session.first(lambda: original(self, *args, **kwargs) and None)
-                taken[self] = taken.get(self, 0) + 1
-                return AcquireReturnProxy(self)
-            caller.locks[self] = threading.get_ident()  # it opens its file on each rank, too
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                if not self.is_locked:
-                    caller.locks.pop(self, None)
-
-        return acquire
-
-    def make_release(original: Callable[..., Any]) -> Callable[..., Any]:
-        def release(self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
-            # if in `taken`: the garbage collector releases others, on each rank at another time
-            if self in taken and caller.is_script_call(through="filelock"):
-                session.ranks.barrier()  # others may still change what it protects
-                taken[self] -= 1
-                if not taken[self]:
-                    del taken[self]
-            original(self, *args, **kwargs)
+    @session.patches.around(BaseFileLock, "acquire")
+    def acquire(original: Callable[..., Any], self: BaseFileLock, *args: Any, **kwargs: Any) -> Any:
+        if caller.is_script_call(through="filelock"):
+            session.first(lambda: original(self, *args, **kwargs) and None)
+            taken[self] = taken.get(self, 0) + 1
+            return AcquireReturnProxy(self)
+        caller.locks[self] = threading.get_ident()  # it opens its file on each rank, too
+        try:
+            return original(self, *args, **kwargs)
+        finally:
             if not self.is_locked:
                 caller.locks.pop(self, None)
 
-        return release
-
-    session.patches.replace(BaseFileLock, "acquire", make_acquire)
-    session.patches.replace(BaseFileLock, "release", make_release)
+    @session.patches.around(BaseFileLock, "release")
+    def release(original: Callable[..., Any], self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
+        # if in `taken`: the garbage collector releases others, on each rank at another time
+        if self in taken and caller.is_script_call(through="filelock"):
+            session.ranks.barrier()  # others may still change what it protects
+            taken[self] -= 1
+            if not taken[self]:
+                del taken[self]
+        original(self, *args, **kwargs)
+        if not self.is_locked:
+            caller.locks.pop(self, None)

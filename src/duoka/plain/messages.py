@@ -29,15 +29,11 @@ _SHOWN = re.compile(r"grad_fn=<\w+>")
 def print_as_one_device(session: Session) -> None:
     """Intercept `Tensor.__repr__`."""
 
-    def make(original: Callable[..., str]) -> Callable[..., str]:
-        def __repr__(self: Tensor, **how: Any) -> str:
-            name = backward_name(self, session.view)
-            text = original(self.full_tensor() if isinstance(self, BatchTensor) else self, **how)
-            return text if name is None else _SHOWN.sub(f"grad_fn=<{name}>", text)
-
-        return __repr__
-
-    session.patches.replace(Tensor, "__repr__", make)
+    @session.patches.around(Tensor, "__repr__")
+    def show_tensor(original: Callable[..., str], self: Tensor, **how: Any) -> str:
+        name = backward_name(self, session.view)
+        text = original(self.full_tensor() if isinstance(self, BatchTensor) else self, **how)
+        return text if name is None else _SHOWN.sub(f"grad_fn=<{name}>", text)
 
 
 _DUOKA = str(Path(__file__).parents[1]) + "/"
@@ -46,30 +42,26 @@ _OVERRIDES = "/torch/overrides.py"  # called by torch's functions, of which one 
 
 def attribute_warnings(session: Session) -> None:
     """Intercept the function that shows a warning."""
-
-    def make_show(original: Callable[..., Any]) -> Callable[..., Any]:
-        def show(message: warnings.WarningMessage) -> None:
-            if message.filename == outcome.__file__:  # which calls a function a second time
-                return
-            frame = _caller(message.filename) if message.filename.startswith(_DUOKA) else None
-            if frame is None:
-                original(message)
-                return
-            space = frame.f_globals
-            warnings.warn_explicit(
-                message.message,
-                message.category,
-                frame.f_code.co_filename,
-                frame.f_lineno,
-                space.get("__name__"),
-                space.setdefault("__warningregistry__", {}),
-                source=message.source,
-            )
-
-        return show
-
     warnings.filterwarnings("always", module=r"duoka\.")  # the script's filters apply to its own line
-    session.patches.replace(*SHOW_WARNING, make_show)
+
+    @session.patches.around(*SHOW_WARNING)
+    def show_warning(original: Callable[..., Any], message: warnings.WarningMessage) -> None:
+        if message.filename == outcome.__file__:  # which calls a function a second time
+            return
+        frame = _caller(message.filename) if message.filename.startswith(_DUOKA) else None
+        if frame is None:
+            original(message)
+            return
+        space = frame.f_globals
+        warnings.warn_explicit(
+            message.message,
+            message.category,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            space.get("__name__"),
+            space.setdefault("__warningregistry__", {}),
+            source=message.source,
+        )
 
 
 def _caller(filename: str) -> FrameType | None:

@@ -43,17 +43,14 @@ def install(session: Session) -> None:
 
         return call
 
-    def make_move(original: Callable[..., Any]) -> Callable[..., Any]:
-        def move(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not session.calls.is_whole:
-                session.strategy.prepare_model(self)
-            return original(self, *args, **kwargs)
-
-        return move
-
     session.patches.replace(nn.Module, "__call__", make_call)
-    for name in ("to", "to_empty", *(name for name in TYPES if hasattr(nn.Module, name))):
-        session.patches.replace(nn.Module, name, make_move)
+
+    @session.patches.around(nn.Module, "to", "to_empty", *(name for name in TYPES if hasattr(nn.Module, name)))
+    def move(original: Callable[..., Any], self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not session.calls.is_whole:
+            session.strategy.prepare_model(self)
+        return original(self, *args, **kwargs)
+
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
             session.patches.at_end(register(lambda module, *_: calls.changed(module)).remove)
@@ -88,12 +85,10 @@ def _keep_activations(session: Session) -> None:
             session.view.raised(error)
             raise error
 
-    def make_generator(original: Callable[..., Any]) -> Callable[..., Any]:
-        def around(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-            with kept(function):
-                yield
-
-        return around
+    @session.patches.around(*CHECKPOINT_GENERATOR)
+    def around(original: object, function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with kept(function):
+            yield
 
     class Kept:
         @staticmethod
@@ -101,7 +96,6 @@ def _keep_activations(session: Session) -> None:
             with kept(function):
                 return function(*args)
 
-    session.patches.replace(*CHECKPOINT_GENERATOR, make_generator)
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)
 
 
@@ -142,11 +136,7 @@ def replace_data_parallel(session: Session) -> None:
 def compute_predictions_whole(session: Session) -> None:
     """Do not shard the batches of `duoka.predict`."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(self: Replica, batch: Any) -> Any:
-            with session.calls.computed_whole():
-                return original(self, batch)
-
-        return compute
-
-    session.patches.replace(Replica, "compute", make)
+    @session.patches.around(Replica, "compute")
+    def compute(original: Callable[..., Any], self: Replica, batch: Any) -> Any:
+        with session.calls.computed_whole():
+            return original(self, batch)

@@ -55,42 +55,32 @@ def install(session: Session) -> None:
     with unnumbered():
         session.patches.at_end(register_module_parameter_registration_hook(registered.add).remove)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
-            original(self, param_group)
-            with session.ranks.coalesced_broadcasts():
-                for parameter in registered.in_order(self.param_groups[-1]["params"]):
-                    if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
-                        session.strategy.optimize(parameter)
+    @session.patches.around(Optimizer, "load_state_dict")
+    def load_state_dict(original: Callable[..., Any], self: Optimizer, state_dict: dict[str, Any]) -> Any:
+        return original(self, session.strategy.own_state(self, state_dict))
 
-        return add_param_group
+    @session.patches.around(Optimizer, "add_param_group")
+    def add_param_group(original: Callable[..., None], self: Optimizer, param_group: dict[str, Any]) -> None:
+        original(self, param_group)
+        with session.ranks.coalesced_broadcasts():
+            for parameter in registered.in_order(self.param_groups[-1]["params"]):
+                if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
+                    session.strategy.optimize(parameter)
 
-    def make_init(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init(self: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
-            if isinstance(params, (set, frozenset)):
-                others = sum(not registered.knows(tensor) for tensor in params)
-                if others > 1 and session.ranks.world_size > 1:
-                    raise Refused(
-                        f"{type(self).__name__} was given a set with {others} tensors that no module has registered: "
-                        "the order of a set differs in each process; give it a list"
-                    )
-                params = registered.in_order(params)
-            original(self, params, defaults)
-            parameters = (parameter for group in self.param_groups for parameter in group["params"])
-            if any(map(registered.knows, parameters)):
-                session.strategy.check_optimizer(self)
-
-        return init
-
-    def make_load(original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> Any:
-            return original(self, session.strategy.own_state(self, state_dict))
-
-        return load_state_dict
-
-    session.patches.replace(Optimizer, "load_state_dict", make_load)
-    session.patches.replace(Optimizer, "add_param_group", make)
-    session.patches.replace(Optimizer, "__init__", make_init)
+    @session.patches.around(Optimizer, "__init__")
+    def init(original: Callable[..., None], self: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+        if isinstance(params, (set, frozenset)):
+            others = sum(not registered.knows(tensor) for tensor in params)
+            if others > 1 and session.ranks.world_size > 1:
+                raise Refused(
+                    f"{type(self).__name__} was given a set with {others} tensors that no module has registered: "
+                    "the order of a set differs in each process; give it a list"
+                )
+            params = registered.in_order(params)
+        original(self, params, defaults)
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        if any(map(registered.knows, parameters)):
+            session.strategy.check_optimizer(self)
 
 
 def number_tensors(session: Session) -> None:

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from duoka.private.torch import LAZY_METHODS
 from duoka.system.modules import is_users
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Methods:
@@ -50,6 +52,16 @@ class Patches:
         self._undo: list[tuple[Any, str, Any]] = []
         self._at_end: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self.undo)
+
+    def around(self, space: Any, *names: str) -> Callable[[F], F]:
+        """Decorate a function to be called in place of these of `space`: `function(original, ...)`."""
+
+        def decorate(function: F) -> F:
+            for name in names:
+                self.replace(space, name, lambda original: lambda *args, **how: function(original, *args, **how))
+            return function
+
+        return decorate
 
     def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the function `space.name` by `make(original)`, which calls `original`."""

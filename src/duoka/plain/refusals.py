@@ -18,16 +18,13 @@ from duoka.system.user_code import user_line
 def install(session: Session) -> None:
     """Refuse to create a process group (scripts that do are run with --kind distributed), and graphs of kernels."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., NoReturn]:
-        def init_process_group(*args: Any, **kwargs: Any) -> NoReturn:
-            raise Refused(
-                f"{user_line()} calls torch.distributed.init_process_group, but was taken for a script written for "
-                "one device; run it with --kind distributed"
-            )
+    @session.patches.around(dist, "init_process_group")
+    def refuse_group(original: object, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Refused(
+            f"{user_line()} calls torch.distributed.init_process_group, but was taken for a script written for "
+            "one device; run it with --kind distributed"
+        )
 
-        return init_process_group
-
-    session.patches.replace(dist, "init_process_group", make)
     for space in filter(None, (accelerator.module(), torch.accelerator)):
         names = [name for name in vars(space) if name.lower().endswith("graph") or name == "make_graphed_callables"]
         for name in names:

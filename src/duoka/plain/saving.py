@@ -32,55 +32,48 @@ from duoka.view.tensor.batch import BatchTensor, batches_in
 
 def install(session: Session) -> None:
     """Intercept functions that write files without `open`; set the ranks of duoka's own checkpoints and weights."""
+    caller, view, patches = session.caller, session.view, session.patches
 
     def once(action: Callable[[], Any]) -> Any:
-        if session.caller.is_other_thread():
+        if caller.is_other_thread():
             return action() if session.ranks.rank == 0 else None
-        if session.caller.may_communicate():
-            session.ranks.barrier()  # the other ranks may still read the file that is replaced
-        return session.first(action)
+        # The other ranks may still read the file that is replaced.
+        return session.once(action) if caller.may_communicate() else session.first(action)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            to_path = isinstance(f, (str, os.PathLike))
-            if session.view.has_sharded and to_path and not args and not kwargs and _save_together(session, obj, f):
-                return
-            if session.view.has_sharded and to_path:
-                obj = _gathered(obj, session.ranks.rank == 0)
-            elif batches_in(obj):
-                obj = gather_sharing(obj)
-            if not to_path:  # a buffer or an open file is each rank's own
-                original(obj, f, *args, **kwargs)
-                return
-            if session.view.has_sharded and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
-                pickled = io.BytesIO()  # by all ranks: gathering is a collective
-                original(obj, pickled, *args, **kwargs)
+    @patches.around(torch, "save")
+    def save(original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        to_path = isinstance(f, (str, os.PathLike))
+        if view.has_sharded and to_path and not args and not kwargs and _save_together(session, obj, f):
+            return
+        if view.has_sharded and to_path:
+            obj = _gathered(obj, session.ranks.rank == 0)
+        elif batches_in(obj):
+            obj = gather_sharing(obj)
+        if not to_path:  # a buffer or an open file is each rank's own
+            original(obj, f, *args, **kwargs)
+            return
+        write = partial(original, obj, f, *args, **kwargs)
+        if view.has_sharded and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
+            pickled = io.BytesIO()  # by all ranks: gathering is a collective
+            original(obj, pickled, *args, **kwargs)
+            write = partial(_write, f, pickled)
+        if caller.is_other_thread() or caller.may_communicate():
+            caller.written.add(os.path.abspath(f))  # reading it waits for rank 0
+        once(write)
 
-                def write(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-                    with io.FileIO(f, "w") as file:
-                        file.write(pickled.getbuffer())
-            else:
-                write = original
-            if session.caller.is_other_thread() or session.caller.may_communicate():
-                session.caller.written.add(os.path.abspath(f))  # reading it waits for rank 0
-            once(lambda: write(obj, f, *args, **kwargs))
+    @patches.around(torch.jit.ScriptModule, "save")
+    @patches.around(torch.autograd.profiler.profile, "export_chrome_trace")
+    def write_once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return once(lambda: original(*args, **kwargs))
 
-        return save
-
-    def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: once(lambda: original(*args, **kwargs))
-
-    session.patches.replace(torch, "save", make)
-    session.patches.replace(torch.jit.ScriptModule, "save", make_once)
-    session.patches.replace(torch.autograd.profiler.profile, "export_chrome_trace", make_once)
     there = find_spec("safetensors") is not None
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
         if name in sys.modules or (name == "safetensors" and there):
-            session.patches.replace(import_module(name), "serialize_file", make_once)
-    if session.view.has_sharded:
+            patches.around(import_module(name), "serialize_file")(write_once)
+    if view.has_sharded:
         install_safetensors(session)
     for space in (checkpoint, weights):
-        session.patches.put(space, "ranks_here", lambda: session.ranks)
+        patches.put(space, "ranks_here", lambda: session.ranks)
 
 
 def install_safetensors(session: Session) -> None:
@@ -88,46 +81,46 @@ def install_safetensors(session: Session) -> None:
 
     That of a batch or of a sharded parameter is a part of it. Libraries that write such files compare addresses.
     """
-    session.patches.replace(Tensor, "data_ptr", partial(make_address_in_parameter, session.view))
+    patches = session.patches
+    patches.replace(Tensor, "data_ptr", partial(make_address_in_parameter, session.view))
+    if find_spec("safetensors") is None:
+        return
+    space = import_module("safetensors.torch")
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def of_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensors, nn.Module):
-                if not batches_in(list(tensors.parameters())):
-                    return original(tensors, *args, **kwargs)
-                names = partial(_gathered, tensors.state_dict())
-                module = SimpleNamespace(state_dict=names, load_state_dict=tensors.load_state_dict)
-                return original(module, *args, **kwargs)
+    @patches.around(
+        space, *filter(partial(hasattr, space), ("save", "save_file", "save_model", *SAFETENSORS_FLATTEN))
+    )
+    def of_whole(original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tensors, nn.Module):
             return original(_gathered(tensors), *args, **kwargs)
+        if not batches_in(list(tensors.parameters())):
+            return original(tensors, *args, **kwargs)
+        names = partial(_gathered, tensors.state_dict())
+        module = SimpleNamespace(state_dict=names, load_state_dict=tensors.load_state_dict)
+        return original(module, *args, **kwargs)
 
-        return of_whole
+    @patches.around(space, "load_model")
+    def load_model(
+        original: Callable[..., Any],
+        model: nn.Module,
+        filename: Any,
+        strict: bool = True,
+        device: Any = "cpu",
+        **how: Any,
+    ) -> Any:
+        """Load into a sharded model: look for tied parameters among this rank's rows.
 
-    if find_spec("safetensors") is not None:
-        space = import_module("safetensors.torch")
-        for name in ("save", "save_file", "save_model", *SAFETENSORS_FLATTEN):
-            if hasattr(space, name):
-                session.patches.replace(space, name, make)
-        session.patches.replace(space, "load_model", _loading_rows)
-
-
-def _loading_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a `load_model` that looks for tied parameters of a sharded model among this rank's rows.
-
-    It maps the file on the CPU, whatever the device, so that only the rows are copied there.
-    """
-
-    def load_model(model: nn.Module, filename: Any, strict: bool = True, device: Any = "cpu", **more: Any) -> Any:
+        The file is mapped on the CPU, whatever the device, so that only the rows are copied there.
+        """
         if not batches_in(list(model.parameters())):
-            return original(model, filename, strict, device, **more)
+            return original(model, filename, strict, device, **how)
 
         def rows() -> dict[str, Tensor]:
             return {name: local_rows(value) for name, value in model.state_dict().items()}
 
         named = type(type(model).__name__, (SimpleNamespace,), {})  # for error messages
         stand_in = named(state_dict=rows, load_state_dict=model.load_state_dict)
-        return original(stand_in, filename, strict, "cpu", **more)
-
-    return load_model
+        return original(stand_in, filename, strict, "cpu", **how)
 
 
 def _save_together(session: Session, obj: Any, path: Any) -> bool:
@@ -144,6 +137,11 @@ def _save_together(session: Session, obj: Any, path: Any) -> bool:
     session.caller.written.add(os.path.abspath(path))  # reading it waits for rank 0
     write_together(tree, path, session.ranks, session.first)
     return True
+
+
+def _write(path: Any, data: io.BytesIO) -> None:
+    with io.FileIO(path, "w") as file:
+        file.write(data.getbuffer())
 
 
 def _is_plain(path: Any) -> bool:

@@ -27,35 +27,27 @@ def install(session: Session) -> None:
     """Intercept `torch.jit.script`, `trace` and `save`."""
     updates: WeakKeyDictionary[nn.Module, Update] = WeakKeyDictionary()
 
-    def make_script(original: Callable[..., Any]) -> Callable[..., Any]:
-        def script(*args: Any, **kwargs: Any) -> Any:
-            if original.__name__ == "script":  # it looks up names in its caller's frame, now one further up
-                kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 1
-            args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))  # for `trace`
-            with (
-                session.patches.functions_put_back(),
-                session.calls.computed_whole(),
-                _whole_copies(args[0] if args else None) as copies,
-            ):
-                made = original(*args, **kwargs)
-            if copies:
-                updates[made] = update = _update(copies)
-                before_calls(made, update)
-            return made
+    @session.patches.around(torch.jit, "script", "trace")
+    def script(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if original.__name__ == "script":  # it looks up names in its caller's frame, now two further up
+            kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 2
+        args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))  # for `trace`
+        with (
+            session.patches.functions_put_back(),
+            session.calls.computed_whole(),
+            _whole_copies(args[0] if args else None) as copies,
+        ):
+            made = original(*args, **kwargs)
+        if copies:
+            updates[made] = update = _update(copies)
+            before_calls(made, update)
+        return made
 
-        return script
-
-    def make_save(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(module: Any, *args: Any, **kwargs: Any) -> Any:
-            updates.get(module, lambda: None)()
-            return original(module, *args, **kwargs)
-
-        return save
-
-    for name in ("script", "trace"):
-        session.patches.replace(torch.jit, name, make_script)
-    for space in (torch.jit, torch.jit.ScriptModule):
-        session.patches.replace(space, "save", make_save)
+    @session.patches.around(torch.jit, "save")
+    @session.patches.around(torch.jit.ScriptModule, "save")
+    def save(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        updates.get(module, lambda: None)()
+        return original(module, *args, **kwargs)
 
 
 def _example(batch: BatchTensor) -> Any:

@@ -71,15 +71,33 @@ class Session:
         if not self.patches.active or self.ranks.isolated:
             return action()
         result, error = None, None
-        if self.ranks.rank == 0:
-            try:
-                result = action()
-            except Exception as caught:
-                error = caught
-        result, failed = self.ranks.broadcast_object((result, error), 0)
+        with self.caller.nested():
+            if self.ranks.rank == 0:
+                try:
+                    result = action()
+                except Exception as caught:
+                    error = caught
+            result, failed = self.ranks.broadcast_object((result, error), 0)
         if failed is not None:
             raise error or failed
         return result
+
+    def once(self, action: Callable[[], Any]) -> Any:
+        """The same for an action whose objects the other ranks may still read or write: it waits for these."""
+        with self.caller.nested():
+            self.ranks.barrier()
+        return self.first(action)
+
+    def open_first(self, opening: Callable[[], Any], told: Callable[[Any], Any] = lambda _: None) -> tuple[Any, Any]:
+        """Open something on rank 0. Return it there, None on other ranks; and on all what `told` returns of it."""
+        opened: list[Any] = []
+
+        def action() -> Any:
+            opened.append(opening())
+            return told(opened[0])
+
+        answer = self.first(action)
+        return opened[0] if opened else None, answer
 
 
 def open_session(

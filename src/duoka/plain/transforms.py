@@ -28,6 +28,7 @@ def run_uncompiled(session: Session) -> None:
 
 def install(session: Session) -> None:
     """Make transformed functions compute all rows. A compiled module stays compiled (view/modules/compiled.py)."""
+    compiling = torch.compile
 
     def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -39,39 +40,27 @@ def install(session: Session) -> None:
 
         return called
 
-    def make_transform(original: Callable[..., Any]) -> Callable[..., Any]:
-        def transform(function: Any = None, *args: Any, **kwargs: Any) -> Any:
-            made = original(function, *args, **kwargs)
-            if original is compiling and session.view.has_sharded:
-                run_uncompiled(session)
-            return made if isinstance(made, nn.Module) or not callable(function) else of_all_rows(made)
+    patches = session.patches
 
-        return transform
+    @patches.around(torch, "compile", "vmap")
+    @patches.around(torch.func, *TRANSFORMS)
+    def transform(original: Callable[..., Any], function: Any = None, *args: Any, **kwargs: Any) -> Any:
+        made = original(function, *args, **kwargs)
+        if original is compiling and session.view.has_sharded:
+            run_uncompiled(session)
+        return made if isinstance(made, nn.Module) or not callable(function) else of_all_rows(made)
 
-    def make_applied(original: Callable[..., Any]) -> Callable[..., Any]:
-        of_rows = of_all_rows(original)
+    @patches.around(torch.func, *APPLIED)
+    def apply(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        parts = of_all_rows(original)(*args, **kwargs)
+        return tuple(of_all_rows(part) if callable(part) else part for part in parts)
 
-        def applied(*args: Any, **kwargs: Any) -> Any:
-            return tuple(of_all_rows(part) if callable(part) else part for part in of_rows(*args, **kwargs))
+    def call_scripted(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not batches_in((args, kwargs)):
+            return original(self, *args, **kwargs)
+        with session.calls.computed_whole():
+            return compute_opaque((self.name,), functools.partial(original, self), args, kwargs)
 
-        return applied
-
-    def make_scripted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not batches_in((args, kwargs)):
-                return original(self, *args, **kwargs)
-            with session.calls.computed_whole():
-                return compute_opaque((self.name,), functools.partial(original, self), args, kwargs)
-
-        return scripted
-
-    compiling = torch.compile
-    session.patches.replace(torch, "compile", make_transform)
     for kind in SCRIPTED:
-        session.patches.put(kind, "__call__", make_scripted(kind.__call__))
-    session.patches.replace(torch, "vmap", make_transform)
-    session.patches.replace(torch, "cond", of_all_rows)
-    for name in TRANSFORMS:
-        session.patches.replace(torch.func, name, make_transform)
-    for name in APPLIED:
-        session.patches.replace(torch.func, name, make_applied)
+        patches.around(kind, "__call__")(call_scripted)
+    patches.replace(torch, "cond", of_all_rows)
