@@ -154,5 +154,9 @@ def test_as_strided_of_a_view_reaches_no_elements_outside_of_it() -> None:
             x[:, 1:].as_strided((2, 2), (6, 5))
         with pytest.raises(Refused, match="outside of the batch"):
             x[:, 1:].as_strided((2, 2), (6, 1), 0)
+        with pytest.raises(Refused, match="outside of the batch"):
+            torch.as_strided_copy(x[:, ::2], (2, 2), (6, 1))
+        with pytest.raises(Refused, match="outside of the batch"):
+            x[:, 1:].as_strided_scatter(torch.zeros(2, 2), (2, 2), (6, 1), 0)
 
     on_ranks(2, on_rank)

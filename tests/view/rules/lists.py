@@ -3,7 +3,7 @@
 # No rule: gathered and computed whole, which is always right.
 GATHERS = {
     "torch": """
-addbmm addr affine_grid_generator argwhere as_strided_copy as_strided_scatter autocast
+addbmm addr affine_grid_generator argwhere autocast
 batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
 batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats binary_cross_entropy_with_logits
 bincount ccol_indices_copy choose_qparams_optimized col_indices_copy combinations convolution corrcoef
@@ -31,7 +31,7 @@ __float__ __format__ __index__ __int__ __long__ __nonzero__ __reduce_ex__ __repr
 _autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _cdata
 _clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size
 _nested_tensor_storage_offsets _nested_tensor_strides _nnz _post_accumulate_grad_hooks _sparse_mask_projection
-_to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided_ as_strided_scatter bincount
+_to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided_ bincount
 ccol_indices coalesce col_indices corrcoef cov crow_indices cumprod_ cumsum_ dense_dim dequantize diag diagflat
 diagonal_scatter dist fill_diagonal_ grad_dtype hash_tensor histc histogram index indices int_repr ipu is_coalesced
 is_distributed

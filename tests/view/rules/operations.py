@@ -22,8 +22,6 @@ DTYPES = (torch.float64, torch.int64, torch.float32)
 UNDEFINED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 # What is not said of the function itself, or written by it without saying so, into what is no batch in any script.
 LEFT_OUT = {
-    "as_strided_copy",  # the rows have other strides than the batch
-    "as_strided_scatter",
     "nn.functional.batch_norm",  # running statistics that are rows
     "native_batch_norm",
     "_native_batch_norm_legit",

@@ -31,6 +31,8 @@ USES: list[tuple[str, Use]] = [
         lambda f, x: f(x, dim=1) if f.__name__ != "flip" else f(x, [1]),
     ),
     ("aminmax", lambda f, x: f(x, dim=1)),
+    ("as_strided as_strided_copy", lambda f, x: f(x, (2, 3), (8, 1), 2)),
+    ("as_strided_scatter", lambda f, x: f(x, torch.zeros(2, 3), (2, 3), (8, 1), 2)),
     (
         "arctan2 divide greater greater_equal less less_equal multiply not_equal subtract gammainc gammaincc xlogy "
         "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__ "

@@ -186,25 +186,29 @@ def in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def as_strided(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Compute `x.as_strided(size, stride, storage_offset)`, a view of a gathered copy.
+    """Compute `x.as_strided(size, stride, storage_offset)`, its copy, or `x.as_strided_scatter(src, size, ...)`.
+
+    The result shares memory with a gathered copy, or is computed from one, which has the batch's strides.
 
     Raises:
-        Refused: the view has elements that x has not, as x is itself a view.
+        Refused: they reach elements that x has not, as x is itself a view.
     """
-    batch, meta = args[0], args[0]._meta
-    size, stride = list(argument(args, kwargs, 1, "size")), tuple(argument(args, kwargs, 2, "stride"))
-    offset = argument(args, kwargs, 3, "storage_offset")
+    batch, meta, name = args[0], args[0]._meta, func.__name__
+    sources = [argument(args, kwargs, 1, "src")] if name == "as_strided_scatter" else []
+    first = 1 + len(sources)
+    size, stride = list(argument(args, kwargs, first, "size")), tuple(argument(args, kwargs, first + 1, "stride"))
+    offset = argument(args, kwargs, first + 2, "storage_offset")
     before = 0 if offset is None else offset - batch.storage_offset()
     if before < 0 or not covers(meta.shape, meta.strides, size, stride, before):
         raise Refused(
-            f"as_strided at {user_line()} reaches elements outside of the batch that it is called on; call it on the "
+            f"{name} at {user_line()} reaches elements outside of the batch that it is called on; call it on the "
             "batch of which that is a view, with the offset in its memory"
         )
 
-    def view(full: Tensor) -> Tensor:
-        return full.as_strided(size, stride, full.storage_offset() + before)
+    def compute(full: Tensor) -> Any:
+        return func(full, *sources, size, stride, full.storage_offset() + before)
 
-    return compute_whole(view, (batch,), {}, "as_strided")
+    return compute_whole(compute, (batch,), {}, name)
 
 
 def of_a_batch(rule: Rule) -> Rule:
@@ -248,7 +252,9 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("narrow select narrow_copy select_copy", (Tensor, torch)), apart(dims_from(1), -1)),
     **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
     **dict.fromkeys(functions("tril_ triu_", (Tensor,)), apart(last(2))),
-    **dict.fromkeys(functions("as_strided", (Tensor, torch)), of_a_batch(as_strided)),
+    **dict.fromkeys(
+        functions("as_strided as_strided_copy as_strided_scatter", (Tensor, torch)), of_a_batch(as_strided)
+    ),
     **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), apart(_padded)),
     **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch)), apart(_diagonals((0, 1)))),
     torch.linalg.diagonal: apart(_diagonals((-2, -1))),
