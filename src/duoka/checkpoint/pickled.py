@@ -12,7 +12,6 @@ import struct
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -21,10 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint import sharded
 from duoka.checkpoint.formats import bytes_of
 from duoka.checkpoint.ranks import Ranks, together
-from duoka.checkpoint.sharded import Span, are_first, holders, is_sharded, parts_of, share_files, spans_of
+from duoka.checkpoint.sharded import Part, Span, are_first, holders, is_sharded, share_files, spans_of, write_rows
 from duoka.errors import WeightsError
 from duoka.private.torch import save_through
 from duoka.sharding.parameter import Sharded
@@ -71,13 +69,7 @@ def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable
     shares = share_files(ranks, Path(path).parent, are_first(among))
 
     def write() -> Tensor:
-        parts = parts_of(offsets, tensors, among.rank) if shares else sharded.exchange_rows([offsets], tensors, among)
-        try:
-            if are_first(among) if shares else ranks.rank == 0:
-                disk.write(path, _summed(parts, begins, sums))
-        finally:
-            if not shares:
-                deque(parts, maxlen=0)  # after an error: the other ranks wait for what this one sends
+        write_rows([offsets], tensors, among, shares, lambda _, parts: disk.write(path, _summed(parts, begins, sums)))
         return sums
 
     total = ranks.all_gather(together(ranks, write, f"saving {path}", WeightsError)).sum(0)  # one rank has each
@@ -141,7 +133,7 @@ def outline(obj: Any, path: Path) -> list[Record]:
     unsharded = [(records[name], storage) for name, storage in storages.items() if name not in skipped]
     sums: dict[Record, int] = {}
 
-    def parts() -> Iterator[tuple[int, memoryview]]:
+    def parts() -> Iterator[Part]:
         for record, storage in sorted(unsharded, key=itemgetter(0)):
             if record.size:
                 data = bytes_of(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu())
@@ -175,9 +167,7 @@ def _records(path: Path) -> dict[str, Record]:
 # Checksums.
 
 
-def _summed(
-    parts: Iterable[tuple[int, memoryview]], begins: Sequence[int], sums: Tensor
-) -> Iterator[tuple[int, memoryview]]:
+def _summed(parts: Iterable[Part], begins: Sequence[int], sums: Tensor) -> Iterator[Part]:
     """Yield the parts, and add each to the checksum of its span. begins: of all spans, ascending."""
     for at, data in parts:
         number = bisect_right(begins, at) - 1

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,12 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint import sharded
 from duoka.checkpoint.directory import INDEX
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, on_first, ranks_here, together
-from duoka.checkpoint.sharded import are_first, holders, is_sharded, lay_out, parts_of, share_files
+from duoka.checkpoint.sharded import Part, are_first, holders, is_sharded, lay_out, share_files, write_rows
 from duoka.collectives.base import Collectives
 from duoka.collectives.one_rank import OneRank
 from duoka.errors import OptionError, WeightsError
@@ -119,14 +117,15 @@ class _WeightsFiles:
         """Write the files. Raises WeightsError if writing failed, on any rank; the old files are unchanged."""
         names = self._first(self._free_names)
         try:
-            among, folder = self._among, self._path.parent
-            if self._is_pickle or among is None or share_files(self._ranks, folder, are_first(among)):
-                draft = self._first(lambda: self._make(names, range(len(names))))
-                self._write_pickles(draft) if self._is_pickle else self._all(lambda: self._write_rows(draft))
+            among = self._among
+            shares = self._is_pickle or among is None or share_files(self._ranks, self._path.parent, are_first(among))
+            if shares:
+                drafts = self._first(lambda: self._make(names, range(len(names))))
             else:
-                written = range(among.rank, len(names) if are_first(among) else 0, among.world_size)  # by this rank
-                self._all(lambda: self._make(names, written))
-                self._all(self._write_sent_rows)
+                assert among is not None
+                own = range(among.rank, len(names) if are_first(among) else 0, among.world_size)
+                drafts = self._all(lambda: self._make(names, own))
+            self._write_pickles(drafts) if self._is_pickle else self._all(lambda: self._write_rows(drafts, shares))
             self._all(lambda: self._rename(names))
             self._first(lambda: self._finish(names))
         except BaseException:
@@ -165,54 +164,33 @@ class _WeightsFiles:
         choices = (part_names(stem, number, self._path.suffix) for stem in stems)
         return next(names for names in choices if not named & set(names))
 
-    def _make(self, names: Sequence[str], numbers: Iterable[int]) -> list[Path]:
+    def _make(self, names: Sequence[str], numbers: Iterable[int]) -> Mapping[int, Path]:
         for number in numbers:
             self._made[number] = disk.partial_of(self._sibling(names[number]))
             if self._layouts and self._among is not None:
                 disk.reserve(self._made[number], self._layouts[number].size)
-        return list(self._made.values())
+        return self._made
 
     def _rename(self, names: Sequence[str]) -> None:
         for number, draft in self._made.items():
             disk.put(draft, self._sibling(names[number]))
 
-    def _write_pickles(self, draft: Sequence[Path]) -> None:
-        for path, file in zip(draft, self._files, strict=True):
+    def _write_pickles(self, drafts: Mapping[int, Path]) -> None:
+        for number, file in enumerate(self._files):
+            path = drafts[number]
             if self._among is None:
                 self._guarded(lambda: torch.save(file, path))  # noqa: B023
                 self._guarded(lambda: disk.sync(path))  # noqa: B023
             else:
                 write_together(file, path, self._ranks, self._first)
 
-    def _write_rows(self, draft: Sequence[Path]) -> None:
-        """Write this rank's rows into all files."""
-        rank, world_size = (0, 1) if self._among is None else (self._among.rank, self._among.world_size)
-        if self._among is not None and not are_first(self._among):
-            return
-        first = rank * len(draft) // world_size
-        for number in (*range(first, len(draft)), *range(first)):  # writes to one file wait for each other
-            layout = self._layouts[number]
-            head = [(0, memoryview(layout.header))] if rank == 0 else []
-            disk.write(draft[number], chain(head, parts_of(layout.offsets, self._tensors, rank)))
+    def _write_rows(self, drafts: Mapping[int, Path], shares: bool) -> None:
+        def write(number: int, parts: Iterable[Part]) -> None:
+            head = [(0, memoryview(self._layouts[number].header))] if number in self._made else []
+            disk.write(drafts[number], chain(head, parts))
 
-    def _write_sent_rows(self) -> None:
-        """Write this rank's files, whose rows all ranks send."""
-        assert self._among is not None
-        rank, size = self._among.rank, self._among.world_size
-        groups = [self._layouts[start : start + size] for start in range(0, len(self._layouts), size)]
-        exchanges = [
-            sharded.exchange_rows([layout.offsets for layout in group], self._tensors, self._among)
-            for group in groups
-        ]
-        try:
-            for number, parts in zip(count(rank, size), exchanges, strict=False):
-                if number in self._made:
-                    head = (0, memoryview(self._layouts[number].header))
-                    disk.write(self._made[number], chain([head], parts))
-                deque(parts, maxlen=0)
-        finally:
-            for parts in exchanges:  # after an error: the other ranks wait for what this one sends
-                deque(parts, maxlen=0)
+        offsets = [layout.offsets for layout in self._layouts]
+        write_rows(offsets, self._tensors, self._among or OneRank(), shares, write)
 
     def _finish(self, names: Sequence[str]) -> None:
         """Replace the index, or remove it, and then the files that it named."""

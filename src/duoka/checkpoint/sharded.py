@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from duoka.checkpoint.formats.safetensors import WIDENED
 from duoka.checkpoint.ranks import Ranks
 from duoka.collectives.base import Collectives
 from duoka.errors import WeightsError
+from duoka.system import disk
 from duoka.system.machine import machine_name
 from duoka.view.tensor.batch import BatchTensor
 
@@ -162,13 +164,47 @@ def _blocks(spans: Iterable[Span], size: int) -> Iterator[list[Span]]:
 # Writing.
 
 
-def parts_of(
-    offsets: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int
-) -> Iterator[tuple[int, memoryview]]:
-    """Yield what this rank writes of a file, with its offsets."""
+Part = tuple[int, disk.Data]  # offset in a file, and bytes
+
+
+def parts_of(offsets: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> Iterator[Part]:
+    """Yield what this rank writes of a file."""
     for block in _blocks(spans_of(offsets, tensors, rank), BLOCK):
         for at, start, size, name in block:
             yield at, bytes_of(flat(tensors[name])[start : start + size].cpu())
+
+
+def write_rows(
+    files: Sequence[Mapping[Any, int]],
+    tensors: Mapping[Any, Tensor],
+    ranks: Collectives,
+    shares: bool,
+    write: Callable[[int, Iterator[Part]], None],
+) -> None:
+    """Call `write` with the number of each file that this rank writes, and with the parts. All ranks must call this.
+
+    files: the offsets of tensors in each, as in `spans_of`. shares: the ranks share files, so that each writes its
+    rows into all of them; else each writes some of the files, whose rows all ranks send.
+    """
+    rank, count = ranks.rank, ranks.world_size
+    if not are_first(ranks):
+        return
+    if shares:
+        first = rank * len(files) // count
+        for number in (*range(first, len(files)), *range(first)):  # writes to one file wait for each other
+            write(number, parts_of(files[number], tensors, rank))
+        return
+    exchanges = {
+        start: exchange_rows(files[start : start + count], tensors, ranks) for start in range(0, len(files), count)
+    }
+    try:
+        for start, parts in exchanges.items():
+            if start + rank < len(files):
+                write(start + rank, parts)
+            deque(parts, maxlen=0)
+    finally:
+        for parts in exchanges.values():  # after an error: the other ranks wait for what this one sends
+            deque(parts, maxlen=0)
 
 
 def share_files(ranks: Ranks, directory: Any, writes: bool) -> bool:
@@ -187,8 +223,8 @@ def share_files(ranks: Ranks, directory: Any, writes: bool) -> bool:
 
 def exchange_rows(
     files: Sequence[Mapping[Any, int]], tensors: Mapping[Any, Tensor], ranks: Collectives
-) -> Iterator[tuple[int, memoryview]]:
-    """Send file r to rank r; yield the parts of this rank's file with their offsets. All ranks must call this.
+) -> Iterator[Part]:
+    """Send file r to rank r; yield the parts of this rank's file. All ranks must call this.
 
     While the caller writes a block, the next one is sent. files: the offsets of tensors in each, as in `spans_of`.
     """

@@ -36,7 +36,7 @@ from torch import Tensor
 from duoka.checkpoint import directory, sharded
 from duoka.checkpoint.directory import INDEX, OWN_FILE, TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.saving import index_text, part_names
-from duoka.checkpoint.sharded import Layout, lay_out
+from duoka.checkpoint.sharded import Part, lay_out
 from duoka.checkpoint.states import SavedState
 from duoka.errors import CheckpointError
 from duoka.hardware.accelerator import has_streams
@@ -47,7 +47,6 @@ TENSORS = "states.safetensors"  # the tensors of all states without a file of th
 LARGE = 64 << 20  # bytes from which several threads copy
 PATIENCE = 600.0  # seconds without a byte written by a rank for which rank 0 waits
 _LOOK = 0.02  # seconds between two looks
-Part = tuple[int, disk.Data]  # offset in a file, and bytes
 
 
 class Memory:
@@ -66,26 +65,30 @@ class Memory:
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
-    def copy(self, tensors: Mapping[int, Tensor]) -> None:
-        """Copy this rank's rows of tensors, on any devices, to these offsets."""
-        rows = {at: sharded.local_rows(tensor) for at, tensor in tensors.items() if tensor.numel()}
-        elsewhere = {at: rows.pop(at) for at in [*rows] if not rows[at].is_cpu}
-        for at, tensor in elsewhere.items():
-            data = sharded.flat(tensor)
-            self.bytes[at : at + len(data)].copy_(data, non_blocking=True)
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
+        """Copy this rank's rows of tensors, on any devices, one after the other; return the bytes of each."""
+        copies: dict[str, memoryview] = {}
+        here: dict[int, Tensor] = {}  # by offset
+        elsewhere: dict[int, Tensor] = {}
+        memory, end = self.bytes.numpy().data, 0
+        for name, tensor in tensors.items():
+            rows = sharded.local_rows(tensor)
+            begin, end = end, end + rows.nbytes
+            copies[name] = memory[begin:end]
+            if rows.numel():
+                (here if rows.is_cpu else elsewhere)[begin] = rows
+        for at, rows in elsewhere.items():
+            self.bytes[at : at + rows.nbytes].copy_(sharded.flat(rows), non_blocking=True)
         threads = min(4, torch.get_num_threads()) if self.size > LARGE else 1
         with ThreadPoolExecutor(threads, "duoka-copy") as pool:
-            list((pool.map if threads > 1 else map)(self._move, rows, rows.values()))
-        for device in {tensor.device for tensor in elsewhere.values()}:
+            list((pool.map if threads > 1 else map)(self._move, here, here.values()))
+        for device in {rows.device for rows in elsewhere.values()}:
             wait_for_copies(device)
+        return copies
 
     def _move(self, at: int, rows: Tensor) -> None:  # faster than copy_, whose threads synchronize after each tensor
         data = sharded.flat(rows)
         ctypes.memmove(self.bytes.data_ptr() + at, data.data_ptr(), len(data))
-
-    def view(self, begin: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes from `begin` to `end`."""
-        return self.bytes.numpy().data[begin:end]
 
 
 class Snapshot:
@@ -133,24 +136,19 @@ class Snapshot:
             self.files[TREES] = [(0, f"{{\n{lines}\n}}\n".encode())]
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
+        """On rank 0: copy tensors of which no rank holds a part."""
         if self._rank == 0:
             layout = lay_out(tensors, {})
-            self._file(file, layout, tensors.values()).copy(
-                {at: tensors[name] for name, at in layout.offsets.items()}
-            )
+            copies = self._memory(file, tensors).copy(tensors)
+            self.files[file] = [(0, layout.header), *((at, copies[name]) for name, at in layout.offsets.items())]
 
-    def _file(self, file: str, layout: Layout, tensors: Iterable[Tensor] = ()) -> Memory:
-        """Return memory for the contents of a file that no other rank writes."""
-        memory = self._memory(file, layout.size, tensors)
-        memory.view()[: len(layout.header)] = layout.header
-        self.files[file] = [(0, memory.view(0, layout.size))]
-        return memory
-
-    def _memory(self, file: str, size: int, tensors: Iterable[Tensor] = ()) -> Memory:
-        """Return memory for the copies of these tensors."""
+    def _memory(self, file: str, tensors: Mapping[str, Tensor], size: int = 0) -> Memory:
+        """Return memory for the copies of these tensors. size: bytes, if there are no tensors yet."""
+        rows = [sharded.local_rows(tensor) for tensor in tensors.values()]
+        size = size or sum(tensor.nbytes for tensor in rows)
         memory = self._memories.get(file)
         if memory is None or memory.size < size:
-            is_pinned = any(has_streams(sharded.local_rows(tensor).device) for tensor in tensors)
+            is_pinned = any(has_streams(tensor.device) for tensor in rows)
             memory = self._memories[file] = Memory(size, is_pinned)
         return memory
 
@@ -158,47 +156,35 @@ class Snapshot:
         """Copy what this rank writes of a state whose rows ranks hold; returns the state's files, of all ranks."""
         ranks, tensors = state.holders, state.tensors
         assert ranks is not None
-        rank, count, writes = ranks.rank, ranks.world_size, sharded.are_first(ranks)
+        rank, count = ranks.rank, ranks.world_size
         by_size = sorted(tensors, key=lambda key: (-tensors[key].numel() * tensors[key].itemsize, key))
         assigned = [by_size[number::count] for number in range(count)]
         files = part_names(name, count, ".safetensors")
         # transformers requires the entry. All ranks lay out all, so that all find what safetensors cannot hold.
         layouts = [lay_out({key: tensors[key] for key in keys}, {"format": "pt"}) for keys in assigned]
-        if not self._shares:
-            memory = self._file(files[rank], layouts[rank]) if writes else None
-            for at, data in sharded.exchange_rows([layout.offsets for layout in layouts], tensors, ranks):
-                if memory is not None:
-                    memory.view()[at : at + len(data)] = data
-        elif writes:
-            self._copy_own_rows(files, layouts, tensors, rank)
-        if not writes:  # another machine does
+        if not sharded.are_first(ranks):  # another machine writes them
             return []
+        if self._shares:
+            held = {key: tensor for key, tensor in tensors.items() if rank == 0 or sharded.is_sharded(tensor)}
+            copies = self._memory(files[rank], held).copy(held)
+            for number in (*range(rank, count), *range(rank)):  # writes to one file wait for each other
+                spans = sharded.spans_of(layouts[number].offsets, tensors, rank)
+                parts: list[Part] = [(0, layouts[number].header)] if number == rank else []
+                parts += [(at, copies[key][start : start + size]) for at, start, size, key in spans]
+                self.files[files[number]] = parts
+                self.shared[files[number]] = layouts[number].size
+        else:
+            layout = layouts[rank]
+            image = self._memory(files[rank], {}, layout.size).bytes.numpy().data[: layout.size]
+            image[: len(layout.header)] = layout.header
+            for at, data in sharded.exchange_rows([layout.offsets for layout in layouts], tensors, ranks):
+                image[at : at + len(data)] = data
+            self.files[files[rank]] = [(0, image)]
         self.others |= {*ranks.members} - {ranks.members[rank]}
         index = f"{name}.safetensors{INDEX}"
         if rank == 0:
             self.files[index] = [(0, index_text(dict(zip(files, assigned, strict=True)), tensors))]
         return [index, *files]
-
-    def _copy_own_rows(
-        self, files: list[str], layouts: list[Layout], tensors: Mapping[str, Tensor], rank: int
-    ) -> None:
-        """Copy this rank's rows of all tensors one after the other, and plan where they go."""
-        spans = [sharded.spans_of(layout.offsets, tensors, rank) for layout in layouts]
-        held = {span.name: sharded.local_rows(tensors[span.name]) for each in spans for span in each}
-        begins: dict[str, int] = {}
-        size = 0
-        for key, rows in held.items():
-            begins[key] = size
-            size += rows.nbytes
-        memory = self._memory(files[rank], size, held.values())
-        memory.copy({begins[key]: rows for key, rows in held.items()})
-        for number in (*range(rank, len(files)), *range(rank)):  # writes to one file wait for each other
-            parts: list[Part] = [(0, layouts[number].header)] if number == rank else []
-            for at, start, count, key in spans[number]:
-                begin = begins[key] + start
-                parts.append((at, memory.view(begin, begin + count)))
-            self.files[files[number]] = parts
-            self.shared[files[number]] = layouts[number].size
 
 
 # The threads that write.

@@ -7,7 +7,7 @@ The result is the median of the others, so that an evaluation in a few steps doe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ class WindowEnd(NamedTuple):
     seconds: float
     waited: float
     repeated: float
-    samples: int | None
+    samples: float | None
 
 
 class RankTimes(NamedTuple):
@@ -170,44 +170,37 @@ def samples(batch: Any, limit: int | None) -> int | None:
 
 def read(folder: Path, settling: int = 0) -> Timing:
     """Read the files of a run that succeeded. settling: as for `Timer`."""
-    end, ranks = end_of(folder), list(_ranks(folder))
+    end = end_of(folder)
     steps = end.steps if end is not None else 0
-    first, warmup = ranks[0], warmup_steps(steps, settling)
-    windows = _per_step(first, warmup, lambda mark: mark.seconds)
-    waited = [_median(_per_step(times, warmup, lambda mark: mark.waited)) for times in ranks]
+    warmup = warmup_steps(steps, settling)
+    ranks: list[RankTimes] = []
+    while (path := rank_file(folder, len(ranks))).exists():
+        marks, *others = json.loads(path.read_text())
+        ranks.append(RankTimes([WindowEnd(*mark) for mark in marks], *others))
+    windows = [_windows(times.marks, warmup) for times in ranks]
+    first, known = windows[0], all(mark.samples is not None for mark in ranks[0].marks)
+    samples = _median([window.samples or 0 for window in first])  # of the first rank: each counts whole batches
     return Timing(
         steps=steps,
-        counted=sum(after.step - before.step for before, after in _windows(first, warmup)),
-        windows=tuple(windows),
-        waited=fmean(waited),
-        repeated=_median(_per_step(first, warmup, lambda mark: mark.repeated)),
-        costliest=first.costliest,
-        samples=_samples(ranks, warmup),
-        threads=first.threads,
+        counted=sum(window.step for window in first),
+        windows=tuple(window.seconds for window in first),
+        waited=fmean(_median([window.waited for window in of_rank]) for of_rank in windows),
+        repeated=_median([window.repeated for window in first]),
+        costliest=ranks[0].costliest,
+        samples=round(samples) or None if known else None,
+        threads=ranks[0].threads,
     )
 
 
-def _ranks(folder: Path) -> Iterator[RankTimes]:
-    rank = 0
-    while (path := rank_file(folder, rank)).exists():
-        marks, *others = json.loads(path.read_text())
-        yield RankTimes([WindowEnd(*mark) for mark in marks], *others)
-        rank += 1
-
-
-def _windows(times: RankTimes, skipped: int) -> Iterator[tuple[WindowEnd, WindowEnd]]:
-    return ((before, after) for before, after in pairwise(times.marks) if before.step >= skipped)
-
-
-def _per_step(times: RankTimes, skipped: int, value: Callable[[WindowEnd], float]) -> list[float]:
-    return [(value(after) - value(before)) / (after.step - before.step) for before, after in _windows(times, skipped)]
-
-
-def _samples(ranks: Sequence[RankTimes], skipped: int) -> int | None:
-    first = ranks[0]  # each counts whole batches
-    if any(mark.samples is None for mark in first.marks):
-        return None
-    return round(_median(_per_step(first, skipped, lambda mark: float(mark.samples or 0)))) or None
+def _windows(marks: Sequence[WindowEnd], skipped: int) -> list[WindowEnd]:
+    """Return the number of steps in each window after the skipped steps, and the other values of one of its steps."""
+    windows = []
+    for before, after in pairwise(marks):
+        if before.step >= skipped:
+            steps = after.step - before.step
+            values = ((value or 0) - (earlier or 0) for value, earlier in zip(after[1:], before[1:], strict=True))
+            windows.append(WindowEnd(steps, *(value / steps for value in values)))
+    return windows
 
 
 def _median(values: Sequence[float]) -> float:
