@@ -13,16 +13,16 @@ import torch
 
 import duoka
 from duoka.errors import OptionError
-from duoka.run.logs import LOGS, check_logs, open_logs
+from duoka.run.logs import LOGS, Logs, check_logs
 from tests.flows.flow import Flow
 from tests.run.ranks import on_ranks
 
 
-def written(words: list[str], *rows: dict[str, Any], failed: bool = False) -> None:
-    logs = open_logs(check_logs(words))
+def written(words: list[str], *rows: dict[str, Any]) -> None:
+    logs = Logs(check_logs(words))
     for step, row in enumerate(rows, 1):
         logs.write(step, row)
-    logs.close(failed)
+    logs.close()
 
 
 def test_console(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,27 +81,19 @@ import duoka
 run = duoka.start(log=["console", "jsonl:out.jsonl"])
 close = run._logs._logs[1].close if run.is_first else None
 if run.is_first:
-    run._logs._logs[1].close = lambda failed: (close(failed), open("closed", "w").write(str(failed)))
+    run._logs._logs[1].close = lambda: (close(), open("closed", "w").write("yes"))
 run.log(1, loss=0.5)
 {end}
 """
 
 
-@pytest.mark.parametrize(
-    ("end", "failed"),
-    [
-        ("", "False"),
-        ("raise ValueError('no')", "True"),
-        ("raise KeyboardInterrupt", "True"),
-        ("run.close()", "False"),
-    ],
-)
+@pytest.mark.parametrize("end", ["", "raise ValueError('no')", "raise KeyboardInterrupt", "run.close()"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_logs_are_closed_whatever_happens(flow: Flow, end: str, failed: str, workers: int) -> None:
+def test_logs_are_closed_whatever_happens(flow: Flow, end: str, workers: int) -> None:
     script = flow.write("train.py", ENDS.replace("{end}", end))
     if workers:
         result = flow.run(["run", "-q", "--devices", f"cpu:{workers}", script])
     else:
         result = flow.python([script])
     assert "step 1: loss 0.5" in result.stdout
-    assert (flow.folder / "closed").read_text() == failed
+    assert (flow.folder / "closed").read_text() == "yes"

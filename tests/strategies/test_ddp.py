@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from duoka.collectives.one_rank import OneRank
 from duoka.errors import RanksApart, Refused
+from duoka.planning.options import RunSettings
 from duoka.strategies import Ddp, create
 from duoka.view.view import View
 from tests.view.ranks import in_turns, on_ranks
@@ -316,7 +317,7 @@ def test_a_pass_that_raised_is_forgotten() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_random_numbers_that_went_apart_are_noticed(dtype: torch.dtype) -> None:
     def on_rank(view: View) -> None:
-        ddp = create("ddp", view.ranks)
+        ddp = create(RunSettings(strategy="ddp"), view.ranks)
         assert isinstance(ddp, Ddp)
         some = parameters(3, dtype=dtype)
         ddp.adopt(some[0])

@@ -31,8 +31,6 @@ from duoka.plain import (
 from duoka.plain.session import open_session
 from duoka.plain.shared_random import SharedRandom
 from duoka.planning.plan import Plan
-from duoka.strategies import create
-from duoka.strategies.exact import be_deterministic
 from duoka.view.view import View
 
 INTERCEPTIONS = (
@@ -76,19 +74,7 @@ def run_plain(
     shared_random: random numbers that all ranks share. say: prints a line of the header (on rank 0 only).
     """
     device = torch.device(plan.devices[0].type)
-    if plan.strategy == "exact":
-        be_deterministic(device)
-    strategy = create(
-        plan.strategy,
-        ranks,
-        shares=plan.shares,
-        weights=plan.weights,
-        blocks=plan.blocks,
-        checkpoint_activations=plan.checkpoint_activations,
-        cpu_offload=plan.cpu_offload,
-        machines=plan.machines.ranks(),
-    )
-    session = open_session(plan, strategy, ranks, shared_random, device, say, INTERCEPTIONS)
+    session = open_session(plan.run_settings, ranks, shared_random, device, say, INTERCEPTIONS)
     view, patches = session.view, session.patches
     try:
         script()

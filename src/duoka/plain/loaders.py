@@ -32,10 +32,10 @@ def install(session: Session) -> None:
     def get_iterator(original: Callable[..., Any], self: DataLoader[Any]) -> Any:
         if isinstance(self.dataset, Reader):
             return original(self)
-        if not can_split(self, session.plan.loading):
+        if not can_split(self, session.settings.loading):
             return original(_drawing_alike(self, session))
         if self not in readers:
-            readers[self] = Reader(self, session.view.shares.of_process, session.plan.loading, rank_local)
+            readers[self] = Reader(self, session.view.shares.of_process, session.settings.loading, rank_local)
         return SplitIterator(self, readers[self], session.view)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -12,48 +12,21 @@ from duoka.collectives.base import Collectives
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
-from duoka.planning.options import BatchNorm, Loading, Randomness
+from duoka.planning.options import RunSettings
 from duoka.private.lookup import untested
-from duoka.strategies import Strategy
+from duoka.strategies import Strategy, create
 from duoka.strategies.balancing import Balance
+from duoka.strategies.exact import be_deterministic
 from duoka.view.modules.calls import ModuleCalls
 from duoka.view.random.generators import RankStream
 from duoka.view.view import View
-
-
-class SessionSettings(Protocol):
-    """The settings that change numbers: of a plain script `duoka.planning.plan.Plan`, of the API `RunSettings`."""
-
-    @property
-    def batch_norm(self) -> BatchNorm:
-        """Statistics of the whole batch, or of each share."""
-
-    @property
-    def loading(self) -> Loading:
-        """The sharding of loaders."""
-
-    @property
-    def randomness(self) -> Randomness:
-        """Draws of one device, or of each rank."""
-
-    @property
-    def row_independent(self) -> tuple[str, ...]:
-        """Names of functions without a rule that compute each row by itself."""
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Weights of the ranks' shares of a batch; empty: even."""
-
-    @property
-    def measures_rows(self) -> bool:
-        """Whether these follow from each rank's time."""
 
 
 @dataclass(frozen=True)
 class Session:
     """The objects of one worker's interceptions. say: prints a line once, on rank 0."""
 
-    plan: SessionSettings
+    settings: RunSettings
     ranks: Collectives
     view: View
     calls: ModuleCalls
@@ -101,19 +74,22 @@ class Session:
 
 
 def open_session(
-    settings: SessionSettings,
-    strategy: Strategy,
+    settings: RunSettings,
     ranks: Collectives,
     shared_random: SharedRandom,
     device: torch.device,
     say: Callable[[str], None],
     interceptions: Iterable[Callable[[Session], None]],
-    converts: bool = True,
+    is_plain: bool = True,
 ) -> Session:
     """Install interceptions; `session.patches.undo()` removes them.
 
-    device: of this rank. say: prints a line of the header (on rank 0 only). converts: of `ModuleCalls`.
+    device: of this rank. say: prints a line of the header (on rank 0 only). is_plain: every model is called with
+    batches, and sharded by a strategy that does; otherwise the API says which.
     """
+    if settings.strategy == "exact":
+        be_deterministic(device)
+    strategy = create(settings, ranks, every=is_plain)
     view = strategy.view(ranks, say)
     view.set_row_independent(settings.row_independent)
     if not view.shares.exact:
@@ -126,7 +102,7 @@ def open_session(
     patches = Patches()
     caller = Caller(patches, ranks)
     shared_random.rank_local = caller.is_rank_local
-    calls = ModuleCalls(view, converts)
+    calls = ModuleCalls(view, converts=is_plain)
     session = Session(settings, ranks, view, calls, strategy, patches, caller, shared_random, say)
     for interception in interceptions:
         interception(session)

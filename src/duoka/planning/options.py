@@ -159,6 +159,30 @@ class Settings:
     report: Path | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The settings that change numbers, of a plain script and of the API.
+
+    shares: of each batch, with the strategy exact. compress: gradients between ranks, only in the API. weights: of
+    the ranks' shares of a batch; empty: even. measures_rows: whether these follow from each rank's time. machines:
+    the ranks of each, with the strategy hsdp.
+    """
+
+    batch_norm: BatchNorm = "whole"
+    randomness: Randomness = "whole"
+    loading: Loading = "auto"
+    strategy: str = "single"
+    shares: int = 0
+    compress: str = "none"
+    row_independent: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    checkpoint_activations: bool = False
+    cpu_offload: bool = False
+    weights: tuple[float, ...] = ()
+    measures_rows: bool = False
+    machines: Sequence[Sequence[int]] = ()
+
+
 @dataclass(frozen=True)
 class Options(Settings):
     """Requested settings as typed: `plan.decide` turns them into a `Plan`.

@@ -11,7 +11,16 @@ from duoka.hardware import spec
 from duoka.hardware.choice import Choice, choose
 from duoka.hardware.gpu import Device
 from duoka.hardware.inventory import Inventory
-from duoka.planning.options import ONE_MACHINE, Machines, Options, Settings, one_of, shares_for, shares_of
+from duoka.planning.options import (
+    ONE_MACHINE,
+    Machines,
+    Options,
+    RunSettings,
+    Settings,
+    one_of,
+    shares_for,
+    shares_of,
+)
 from duoka.planning.rows import rows_of
 from duoka.script import Kind, Script
 
@@ -68,6 +77,12 @@ class Plan(Settings):
         """Ranks of this machine's workers."""
         first = self.machines.first_rank
         return range(first, first + self.workers)
+
+    @property
+    def run_settings(self) -> RunSettings:
+        """The settings of each rank that change numbers."""
+        names = {setting.name for setting in fields(RunSettings)} - {"compress", "machines"}
+        return RunSettings(**{name: getattr(self, name) for name in names}, machines=self.machines.ranks())
 
     @property
     def device_words(self) -> str:

@@ -53,25 +53,28 @@ class LocalReductions:
         self._ranks = ranks
         self._agreed: set[Any] = set()
 
-    def all_sum(self, value: Any) -> Any:
-        """Return the sum over ranks, of the type of `value`."""
-        return self._each(value, "all_sum", self._total, keeps_numbers=True)
+    def reduce(self, name: str, value: Any) -> Any:
+        """Apply a reduction to every leaf of a value.
 
-    def all_mean(self, value: Any) -> Any:
-        """Return the mean over ranks."""
-
-        def mean(tensor: Tensor) -> Tensor:
-            dense = tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
-            return self._total(dense) / self._ranks.world_size
-
-        return self._each(value, "all_mean", mean, keeps_numbers=True)
-
-    def all_gather(self, value: Any) -> Any:
-        """Return all ranks' rows, in the order of ranks."""
-        return self._each(value, "all_gather", self._rows, keeps_numbers=False)
+        name: "all_sum", of the type of `value`; "all_mean"; or "all_gather", all ranks' rows in the order of ranks.
+        """
+        leaves, tree = tree_flatten(value)
+        self._agree(leaves, tree, name)
+        collective = {"all_sum": self._total, "all_mean": self._mean, "all_gather": self._rows}[name]
+        values = []
+        for leaf in leaves:
+            is_tensor = isinstance(leaf, Tensor)
+            with torch.no_grad():
+                out = collective(leaf.detach() if is_tensor else _as_tensor(leaf))
+            values.append(out if is_tensor or name == "all_gather" else out.item())
+        return tree_unflatten(values, tree)
 
     def _total(self, tensor: Tensor) -> Tensor:
         return self._ranks.all_reduce(tensor.long() if tensor.dtype == torch.bool else tensor.clone())
+
+    def _mean(self, tensor: Tensor) -> Tensor:
+        dense = tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
+        return self._total(dense) / self._ranks.world_size
 
     def _rows(self, tensor: Tensor) -> Tensor:
         rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
@@ -81,18 +84,6 @@ class LocalReductions:
         gathered = self._ranks.all_gather(room.view(torch.uint8) if room.dtype == torch.bool else room)
         values = torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
         return values.view(torch.bool) if room.dtype == torch.bool else values
-
-    def _each(self, value: Any, name: str, collective: Callable[[Tensor], Tensor], keeps_numbers: bool) -> Any:
-        """Apply a collective to every leaf."""
-        leaves, tree = tree_flatten(value)
-        self._agree(leaves, tree, name)
-        values = []
-        for leaf in leaves:
-            is_tensor = isinstance(leaf, Tensor)
-            with torch.no_grad():
-                out = collective(leaf.detach() if is_tensor else _as_tensor(leaf))
-            values.append(out if is_tensor or not keeps_numbers else out.item())
-        return tree_unflatten(values, tree)
 
     def _agree(self, leaves: list[Any], tree: Any, name: str) -> None:
         """Check that all ranks' leaves have the same types and shapes, and can be reduced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +14,7 @@ from duoka.plain import autograd, constructors, modules, optimizers, scripting, 
 from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
-from duoka.planning.options import BatchNorm, Loading, Randomness, check_shares, shares_for
-from duoka.run.backward import BackwardObserver
-from duoka.strategies import create
-from duoka.strategies.exact import be_deterministic
+from duoka.planning.options import RunSettings, check_shares, shares_for
 from duoka.system import environment
 
 INTERCEPTIONS = (  # as in a plain script
@@ -29,35 +26,6 @@ INTERCEPTIONS = (  # as in a plain script
     transforms.install,
     optimizers.install,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """Settings that change numbers: the options of `duoka run` of the same names.
-
-    compress: of gradients between ranks. strategy: "auto" or "exact". shares: of each batch, for exact.
-    row_independent: functions without a rule that compute each row by itself. cpu_offload: of parts of parameters.
-    weights: of the ranks' shares of a batch; empty: even. measures_rows: whether these follow from each rank's time.
-    """
-
-    batch_norm: BatchNorm = "whole"
-    randomness: Randomness = "whole"
-    loading: Loading = "auto"
-    compress: str = "none"
-    strategy: str = "auto"
-    shares: int | None = None
-    row_independent: tuple[str, ...] = ()
-    cpu_offload: bool = False
-    weights: tuple[float, ...] = ()
-    measures_rows: bool = False
-
-
-@dataclass(frozen=True)
-class ApiSession(Session):
-    """The session of a script that uses the API. backward: checks after each backward pass."""
-
-    plan: RunSettings
-    backward: BackwardObserver
 
 
 def settings_with(settings: RunSettings, strategy: str, shares: Any) -> RunSettings:
@@ -83,27 +51,22 @@ def set_exact_threads() -> None:
 
 def open_api_session(
     ranks: Collectives, settings: RunSettings, device: torch.device, entropy: int, say: Callable[[str], None]
-) -> ApiSession:
+) -> Session:
     """Open the session of the API, with interceptions if more than one rank or "exact" needs them.
 
     device: of this rank. Raises OptionError if the strategy does not allow so many ranks, or the other settings.
     """
-    name, shares = "single" if ranks.world_size == 1 else "fsdp", 0  # for the models that request it
     if settings.strategy == "exact":
-        name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
+        settings = replace(settings, shares=shares_for(ranks.world_size, settings.shares or None, "shares"))
         for option, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
             if (value := getattr(settings, option)) != allowed:
                 hint = "its bits would depend on the devices"
                 raise OptionError(option, value, f"{allowed} with strategy='exact'", hint)
-        be_deterministic(device)
-    strategy = create(
-        name, ranks, settings.compress, shares, settings.weights, cpu_offload=settings.cpu_offload, every=False
-    )
-    backward = BackwardObserver(ranks, settings.batch_norm == "local", say)
-    strategy.observe(backward)
-    installed = INTERCEPTIONS if name != "single" else ()
-    session = open_session(settings, strategy, ranks, SharedRandom(entropy), device, say, installed, converts=False)
+    else:  # for the models that request it
+        settings = replace(settings, strategy="single" if ranks.world_size == 1 else "fsdp")
+    installed = INTERCEPTIONS if settings.strategy != "single" else ()
+    session = open_session(settings, ranks, SharedRandom(entropy), device, say, installed, is_plain=False)
     if installed:
         install_safetensors(session)
         session.patches.reach()
-    return ApiSession(**vars(session), backward=backward)
+    return session

@@ -10,8 +10,8 @@ import json
 import math
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,10 +28,19 @@ ARRAYS = (Tensor, np.generic, np.ndarray)
 
 
 class Logs:
-    """All logs of a run. Empty on ranks other than 0."""
+    """All logs of a run, by name and the text after the colon; none on ranks other than 0.
 
-    def __init__(self, logs: Iterable[Log]) -> None:
-        self._logs = list(logs)
+    Raises OptionError if one cannot be opened; those already open are closed.
+    """
+
+    def __init__(self, names: Iterable[tuple[str, str]]) -> None:
+        self._logs: list[Log] = []
+        with ExitStack() as stack:
+            for name, text in names:
+                log = LOGS[name](text)
+                self._logs.append(log)
+                stack.callback(lambda log: log.close(), log)
+            self._stack = stack.pop_all()
 
     def write(self, step: int | None, values: dict[str, Any]) -> None:
         """Write one row of numbers, tensors of one element, or texts, without communication.
@@ -49,17 +58,10 @@ class Logs:
         for log in self._logs:
             log.write(step, row)
 
-    def close(self, failed: bool) -> None:
-        """Close all logs, even if one fails to close, then raise the first error."""
-        logs, self._logs = self._logs, []
-        errors = []
-        for log in logs:
-            try:
-                log.close(failed)
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+    def close(self) -> None:
+        """Close all logs, even if one fails to close."""
+        self._logs = []
+        self._stack.close()
 
 
 def check_step(step: object) -> None:
@@ -100,36 +102,26 @@ def check_logs(names: str | Sequence[str]) -> list[tuple[str, str]]:
     return logs
 
 
-def open_logs(names: Iterable[tuple[str, str]]) -> Logs:
-    """Open the logs in the order given. Raises OptionError if one cannot be opened; those already open are closed."""
-    opened: list[Log] = []
-    try:
-        for name, text in names:
-            opened.append(LOGS[name](text))
-    except BaseException:
-        Logs(opened).close(failed=True)
-        raise
-    return Logs(opened)
+class Log:
+    """A destination for numbers and texts, by name: a file, which is opened with `mode`.
 
-
-class Log(ABC):
-    """A destination for numbers and texts, by name; constructed with the text after the colon.
-
-    example: of the full word, where a path is required.
+    text: what follows the colon, a path. example: of the full word, where a path is required.
     """
 
     example = ""
+    mode = "a"
 
-    @abstractmethod
-    def __init__(self, text: str) -> None: ...
+    def __init__(self, text: str) -> None:
+        self._path = Path(text)
+        self._file = _opened(self._path, self.mode)
 
-    @abstractmethod
     def write(self, step: int | None, values: dict[str, Value]) -> None:
         """Write one row. `step` is None if the script gave none."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def close(self, failed: bool) -> None:
-        """Close the log. failed: the run ended with an error."""
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class Console(Log):
@@ -142,16 +134,13 @@ class Console(Log):
         words = ", ".join(f"{name} {text}" for name, text in texts.items())
         print(words if step is None else f"step {step}: {words}", flush=True)
 
-    def close(self, failed: bool) -> None: ...
+    def close(self) -> None: ...
 
 
 class JsonLines(Log):
     """`jsonl:PATH`: one JSON object per line, appended to the file. nan and inf, which JSON lacks, become null."""
 
     example = "jsonl:out/train.jsonl"
-
-    def __init__(self, text: str) -> None:
-        self._file = _opened(text, "a")
 
     def write(self, step: int | None, values: dict[str, Value]) -> None:
         row = {"step": step, "time": round(time.time(), 3), **values}
@@ -162,18 +151,15 @@ class JsonLines(Log):
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
 
-    def close(self, failed: bool) -> None:
-        self._file.close()
-
 
 class Csv(Log):
     """`csv:PATH`: a table, to which rows are appended. A new name adds a column, which is empty in earlier rows."""
 
     example = "csv:out/train.csv"
+    mode = "a+"
 
     def __init__(self, text: str) -> None:
-        self._path = Path(text)
-        self._file = _opened(text, "a+")
+        super().__init__(text)
         self._file.seek(0)
         self._columns = next(csv.reader(self._file), [])
         self._file.seek(0, os.SEEK_END)
@@ -193,28 +179,21 @@ class Csv(Log):
         self._file.close()
         self._columns += names
         beside = self._path.with_name(self._path.name + ".new")
-        with _opened(str(beside), "w") as file:
+        with _opened(beside, "w") as file:
             writer = csv.DictWriter(file, self._columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         os.replace(beside, self._path)
-        self._file = _opened(str(self._path), "a+")
-
-    def close(self, failed: bool) -> None:
-        self._file.close()
+        self._file = _opened(self._path, "a+")
 
 
-LOGS: dict[str, type[Log]] = {
-    "console": Console,
-    "csv": Csv,
-    "jsonl": JsonLines,
-}
+LOGS: dict[str, type[Log]] = {"console": Console, "csv": Csv, "jsonl": JsonLines}
 
 
-def _opened(path: str, mode: str) -> TextIO:
+def _opened(path: Path, mode: str) -> TextIO:
     """Open a text file, creating its directory if necessary. Raises OptionError if the file cannot be opened."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         return open(path, mode, encoding="utf-8", newline="")  # type: ignore[return-value]
     except OSError as error:
         raise OptionError("log", path, "a file that can be written", error.strerror or str(error)) from None

@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import memory_of
+from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
 from duoka.run.agreement import check_same, gather_objects
-from duoka.run.api_session import ApiSession
 from duoka.view.support.kinds import holds_shards, is_compiled
 
 ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation
@@ -30,7 +30,7 @@ NOT_OPTIONS = {  # of `run.model`, but of DistributedDataParallel or other libra
 }
 
 
-def prepare(module: nn.Module, strategy: str, machine: str, session: ApiSession, device: torch.device) -> None:
+def prepare(module: nn.Module, strategy: str, machine: str, session: Session, device: torch.device) -> None:
     """Move `module` to `device`, in place, shard it if the strategy does, and keep its parameters in step.
 
     machine: of this rank.
@@ -78,14 +78,14 @@ def ranks_by_machine(machine: str, ranks: Collectives) -> list[list[int]]:
     return list(machines.values()) if len(machines) > 1 else []
 
 
-def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device: torch.device) -> str:
+def chosen_strategy(module: nn.Module, machine: str, session: Session, device: torch.device) -> str:
     """Return the strategy for `strategy="auto"`, the same on every rank: the first of ddp, hsdp, fsdp that may fit.
 
     That is, if parameters, gradients and Adam's state fit into the smallest device. machine, device: of this rank.
     """
     _check(module)
     ranks = session.ranks
-    if ranks.world_size == 1 or session.view.shares.exact or session.plan.compress != "none":
+    if ranks.world_size == 1 or session.view.shares.exact or session.settings.compress != "none":
         return "ddp"
     memories = gather_objects((machine, memory_of(device)), ranks)
     here = Counter(name for name, _ in memories)
@@ -104,15 +104,15 @@ def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device
     return chosen
 
 
-def shard(module: nn.Module, session: ApiSession, device: torch.device, machines: Sequence[Sequence[int]]) -> None:
+def shard(module: nn.Module, session: Session, device: torch.device, machines: Sequence[Sequence[int]]) -> None:
     """Shard the parameters of `module` over all ranks, then move it to `device`.
 
     machines: the ranks of each machine, all of which hold a copy of the model; empty: there is one copy. Of a module
     on the meta device, only the parts get memory; `load_weights` then gives them values. Raises OptionError if
     gradients of the run are compressed; or buffers on the meta device are not in the state dict.
     """
-    if session.plan.compress != "none":
-        hint = f"duoka.start was given compress={session.plan.compress!r}"
+    if session.settings.compress != "none":
+        hint = f"duoka.start was given compress={session.settings.compress!r}"
         raise OptionError("strategy", "fsdp", "used where gradients are not compressed", hint)
     is_empty = any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
     if is_empty:

@@ -19,10 +19,11 @@ from duoka.data.loader import Loader, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.origins.origin import Origin
 from duoka.origins.process import this_process
+from duoka.plain.session import Session
 from duoka.planning.plan import check_strategy
 from duoka.run.agreement import LocalReductions, check_same, gather_objects
-from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
-from duoka.run.backward import DdpOptions
+from duoka.run.api_session import open_api_session, set_exact_threads, settings_with
+from duoka.run.backward import BackwardObserver, DdpOptions
 from duoka.run.logs import Logs, check_step, check_values
 from duoka.run.models import NOT_OPTIONS, chosen_strategy, prepare
 from duoka.supervision.tracebacks import headline
@@ -38,13 +39,14 @@ class Run:
     machine: host name. is_first: whether this is rank 0, which prints and writes.
     """
 
-    def __init__(self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs) -> None:
+    def __init__(self, origin: Origin, device: torch.device, session: Session, logs: Logs) -> None:
         self.rank, self.world_size = origin.rank, origin.world_size
         self.local_rank = origin.local_rank
         self.device = device
         self.machine = socket.gethostname()
         self._machine_name = origin.machine
-        self._opened: ApiSession | None = session
+        self._opened: Session | None = None
+        self._open(session)
         self._logs = logs
         self._reductions = LocalReductions(session.ranks)
         self._checkpoints: list[Checkpoint] = []
@@ -105,7 +107,7 @@ class Run:
             strategy = chosen_strategy(module, self._machine_name, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         prepare(module, strategy, self._machine_name, session, self.device)
-        session.backward.observe(module, options)
+        self._backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.use_bucket_views(module.parameters())
         return module
@@ -140,7 +142,7 @@ class Run:
             batch_size,
             session.view,
             self.device,
-            session.plan.loading,
+            session.settings.loading,
             session.strategy.no_sync,
             session.calls.computed_whole,
             shuffle=shuffle,
@@ -220,11 +222,11 @@ class Run:
             OptionError: it is a batch tensor, whose sums are of the whole batch already.
             RanksApart: it has another shape or dtype on another rank.
         """
-        return self._checked_reductions.all_sum(value)
+        return self._reduce("all_sum", value)
 
     def all_mean(self, value: Any) -> Any:
         """Return the mean over ranks, in floating point. Else as `all_sum`."""
-        return self._checked_reductions.all_mean(value)
+        return self._reduce("all_mean", value)
 
     def all_gather(self, value: Any) -> Any:
         """Return the rows of all ranks, in the order of ranks, which is that of the samples in a batch.
@@ -232,7 +234,7 @@ class Run:
         The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,). Else as
         `all_sum`.
         """
-        return self._checked_reductions.all_gather(value)
+        return self._reduce("all_gather", value)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's `value`, which must be picklable, in the order of ranks."""
@@ -313,7 +315,7 @@ class Run:
                 saved.close(wait=False)
             session.strategy.close()
             session.patches.undo()
-            self._logs.close(failed=not wait)
+            self._logs.close()
 
     def _wait_for_all(self, ranks: Collectives) -> None:
         try:
@@ -335,38 +337,42 @@ class Run:
         state = "" if self._opened is not None else ", closed"
         return f"Run(rank {self.rank} of {self.world_size}, {self.device}, {self.machine}{state})"
 
-    def _use(self, strategy: str, shares: int | None) -> ApiSession:
+    def _use(self, strategy: str, shares: int | None) -> Session:
         """Return the session; open a new one if another strategy is requested."""
         session = self._session
-        settings = settings_with(session.plan, strategy, shares)
+        settings = settings_with(session.settings, strategy, shares)
         check_same(
             settings, session.ranks, lambda first, other: f"run.model was given {first} by rank 0, but {other}"
         )
-        if settings == session.plan:
+        if settings == session.settings:
             return session
         if self._begun:
             hint = "ask for it with the first model, or by duoka run --strategy exact"
             raise OptionError("run.model", f"strategy={strategy!r}", "given before anything else is made", hint)
         session.strategy.close()
         session.patches.undo()
-        self._opened = open_api_session(
-            session.ranks, settings, self.device, session.shared_random.entropy, session.say
-        )
+        entropy = session.shared_random.entropy
+        session = open_api_session(session.ranks, settings, self.device, entropy, session.say)
+        self._open(session)
         set_exact_threads()
-        session.say(f"strategy exact with {self._opened.view.shares.world_size} shares of each batch")
-        return self._opened
+        session.say(f"strategy exact with {session.settings.shares} shares of each batch")
+        return session
+
+    def _open(self, session: Session) -> None:
+        self._opened = session
+        self._backward = BackwardObserver(session.ranks, session.settings.batch_norm == "local", session.say)
+        session.strategy.observe(self._backward)
 
     def _check_open(self) -> None:
         """Raise OptionError if the run was closed."""
         self._session  # noqa: B018
 
-    @property
-    def _checked_reductions(self) -> LocalReductions:
+    def _reduce(self, name: str, value: Any) -> Any:
         self._check_open()
-        return self._reductions
+        return self._reductions.reduce(name, value)
 
     @property
-    def _session(self) -> ApiSession:
+    def _session(self) -> Session:
         if self._opened is None:
             frame = sys._getframe(1)
             while frame.f_code.co_name.startswith("_") and frame.f_back is not None:

@@ -19,10 +19,19 @@ from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES, visible
 from duoka.origins.origin import Forked, Origin, find_origin
 from duoka.origins.process import this_process
-from duoka.planning.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
+from duoka.planning.options import (
+    LONGEST,
+    BatchNorm,
+    Loading,
+    Randomness,
+    RunSettings,
+    check_names,
+    one_of,
+    shares_of,
+)
 from duoka.run.agreement import check_same
-from duoka.run.api_session import RunSettings, open_api_session
-from duoka.run.logs import check_logs, open_logs
+from duoka.run.api_session import open_api_session
+from duoka.run.logs import Logs, check_logs
 from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system import environment
@@ -99,7 +108,7 @@ def start(
     entropy = ranks.broadcast_object(secrets.randbits(63), 0) if seed is None else seed
     if seed is not None or ranks.world_size > 1:
         seed_all(entropy)
-    opened = open_logs(logs if origin.rank == 0 else [])
+    opened = Logs(logs if origin.rank == 0 else [])
     tell = say if origin.rank == 0 else lambda text: None
     run = Run(origin, chosen, open_api_session(ranks, settings, chosen, entropy, tell), opened)
     process.run = run
@@ -117,16 +126,14 @@ def _settings(
     row_independent: Sequence[str] | None,
 ) -> tuple[RunSettings, float]:
     defaults = origin.plan if isinstance(origin, Forked) else None
-    settings = RunSettings(
-        batch_norm or (defaults.batch_norm if defaults else "whole"),
-        randomness or (defaults.randomness if defaults else "whole"),
-        loading or (defaults.loading if defaults else "auto"),
-        compress,
-        "exact" if defaults and defaults.strategy == "exact" else "auto",
-        defaults.shares or None if defaults else None,
-        _names(row_independent) if row_independent is not None else defaults.row_independent if defaults else (),
-        weights=defaults.weights if defaults else (),
-        measures_rows=defaults.measures_rows if defaults else False,
+    settings = defaults.run_settings if defaults else RunSettings()
+    settings = replace(
+        settings,
+        batch_norm=batch_norm or settings.batch_norm,
+        randomness=randomness or settings.randomness,
+        loading=loading or settings.loading,
+        compress=compress,
+        row_independent=settings.row_independent if row_independent is None else _names(row_independent),
     )
     compression(settings.compress)  # raises an error for an unknown method
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
