@@ -18,7 +18,7 @@ import pytest
 
 from duoka.errors import DeviceError
 from duoka.hardware import allocation, locks
-from duoka.hardware.allocation import AllocationRequest, allocate
+from duoka.hardware.allocation import allocate
 from duoka.hardware.choice import choose
 from duoka.hardware.spec import parse
 from tests.hardware.driver import play
@@ -51,11 +51,12 @@ def main(recording: str, folder: str, wait: float, requests: list[str]) -> None:
 
 def one(index: int, request: str, wait: float, behind: int) -> None:
     signal.alarm(60)
-    asked = AllocationRequest(parse(request), f"run {index}")
+    asked = parse(request)
     try:
         allocation = allocate(
             asked,
-            lambda found: choose(asked.request, found).devices,
+            f"run {index}",
+            lambda found: choose(asked, found).devices,
             lambda devices: devices,
             wait,
             lambda text: say(index, f"waits {text}"),

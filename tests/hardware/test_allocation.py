@@ -14,7 +14,7 @@ import pytest
 
 from duoka.errors import DeviceError, DevicesBusy
 from duoka.hardware import inventory, locks
-from duoka.hardware.allocation import Allocation, AllocationRequest, allocate, with_holders
+from duoka.hardware.allocation import Allocation, allocate, with_holders
 from duoka.hardware.choice import Choice, choose
 from duoka.hardware.locks import Locks
 from duoka.hardware.spec import parse
@@ -144,8 +144,8 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
 
 
 def _allocate(text: str, wait: float = 0, say: Callable[[str], None] = lambda text: None) -> Allocation[Choice]:
-    asked = AllocationRequest(parse(text), "mine")
-    return allocate(asked, lambda found: choose(asked.request, found), lambda it: it.devices, wait, say)
+    asked = parse(text)
+    return allocate(asked, "mine", lambda found: choose(asked, found), lambda it: it.devices, wait, say)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from duoka.cli.script_command import (
 from duoka.cli.trial import to_the_end
 from duoka.engines import slurm, torchrun
 from duoka.errors import MISSING, OptionError
-from duoka.hardware.allocation import Allocation, AllocationRequest, allocate, read_with_holders
+from duoka.hardware.allocation import Allocation, allocate, read_with_holders
 from duoka.hardware.spec import parse
 from duoka.planning import options
 from duoka.planning.describing import details, header
@@ -192,10 +192,9 @@ def _idle(machines: Machines) -> tuple[str, ...]:
 
 def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
     """Decide, and allocate the devices."""
-    threads = environment.threads()
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
-    request = AllocationRequest(parse(opts.devices), command)
-    return allocate(request, lambda seen: decide(opts, seen, threads), lambda plan: plan.devices, wait, say)
+    decided = partial(decide, opts, omp_threads=environment.threads())
+    return allocate(parse(opts.devices), command, decided, lambda plan: plan.devices, wait, say)
 
 
 def _decide(opts: Options) -> Plan:

@@ -13,9 +13,8 @@ from pathlib import Path
 from duoka import engines
 from duoka.cli.script_command import PATH, Groups, option
 from duoka.errors import AskedError, OptionError
-from duoka.hardware import inventory
-from duoka.hardware.allocation import with_holders
-from duoka.hardware.locks import HeldLocks, Locks
+from duoka.hardware.allocation import allocate
+from duoka.hardware.locks import HeldLocks
 from duoka.hardware.spec import parse
 from duoka.planning.describing import header
 from duoka.planning.options import Options
@@ -48,13 +47,15 @@ def decide_and_take(
         raise OptionError("--strategy", "auto", f"named for duoka {command}", "`duoka run` chooses one by its memory")
     opts = replace(opts, report=None)  # of the trials together, not of one of them
     threads = environment.threads()
-    seen = inventory.read(parse(opts.devices).type)  # outside the lock: a slow driver blocks no other process
-    with Locks() as locks:
-        known = with_holders(seen, locks)
-        plans = choose(lambda devices: decide(replace(opts, devices=devices), known, threads))
-        uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
-        held = locks.hold(uuids, f"duoka {command} {opts.target.name}")[0] if uuids else HeldLocks()
-    return plans, held
+    allocation = allocate(
+        parse(opts.devices),
+        f"duoka {command} {opts.target.name}",
+        lambda seen: choose(lambda devices: decide(replace(opts, devices=devices), seen, threads)),
+        lambda plans: [device for plan in plans for device in plan.devices],
+        0.0,
+        say,
+    )
+    return allocation.decided, allocation.locks
 
 
 def sayer(shown: str) -> Callable[[str], None]:

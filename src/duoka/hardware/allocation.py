@@ -22,14 +22,6 @@ STEP = 2.0  # seconds between two attempts
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationRequest:
-    """A request for devices. command: the one that makes it."""
-
-    request: Request
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
 class Allocation(Generic[T]):
     """A decision, and the locks on its GPUs. notes: other users of them, or why they cannot be locked."""
 
@@ -39,7 +31,8 @@ class Allocation(Generic[T]):
 
 
 def allocate(
-    asked: AllocationRequest,
+    request: Request,
+    command: str,
     decide: Callable[[Inventory], T],
     devices: Callable[[T], Sequence[Device]],
     wait: float,
@@ -48,7 +41,8 @@ def allocate(
     """Decide from the inventory of this machine, and lock the GPUs before another run can.
 
     Args:
-        asked: shown to others in the queue.
+        request: the devices asked for.
+        command: the one that asks, shown to others in the queue.
         decide: called with the inventory, including holders; called again after each wait.
         devices: returns the devices of a decision.
         wait: seconds to queue until they are free; 0 does not wait.
@@ -62,22 +56,22 @@ def allocate(
 
     def look() -> Allocation[T]:
         nonlocal queue_number
-        seen = inventory.read(asked.request.type)
+        seen = inventory.read(request.type)
         with Locks() as locks:
             known = with_holders(seen, locks, queue_number)
             try:
                 decided = decide(known)
-                names = [device.uuid for device in devices(decided) if device.uuid]
+                names = [*dict.fromkeys(device.uuid for device in devices(decided) if device.uuid)]
                 if wait > 0:
-                    _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], asked.request)
+                    _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], request)
             except DevicesBusy:
                 if wait > 0 and queue_number is None and not locks.problem:
-                    queue_number, ticket = locks.join(str(asked.request), seen.visible, asked.command)
+                    queue_number, ticket = locks.join(str(request), seen.visible, command)
                     waiting.enter_context(ticket)
                 raise
-            if names and asked.request.pick and locks.problem:
-                raise DeviceError(f"--devices {asked.request}: {locks.problem}; give GPU numbers instead")
-            held, others = locks.hold(names, asked.command)
+            if names and request.pick and locks.problem:
+                raise DeviceError(f"--devices {request}: {locks.problem}; give GPU numbers instead")
+            held, others = locks.hold(names, command)
         also = [
             f"{device} is also used by {others[device.uuid].command} (pid {others[device.uuid].pid})"
             for device in devices(decided)

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from duoka import engines
 from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
-from duoka.hardware.allocation import AllocationRequest, allocate
+from duoka.hardware.allocation import allocate
 from duoka.hardware.spec import parse
 from duoka.launchers.local import RunContext, attempt
 from duoka.launchers.processes import Outputs, Signals
@@ -92,11 +92,10 @@ def launch(
         log_dir=None if log_dir is None else Path(log_dir),
         rows=rows if isinstance(rows, str) else ":".join(map(str, rows)),
     )
-    omp_threads = environment.threads()
-    request = AllocationRequest(parse(options.devices), f"duoka.launch({options.target.name})")
     allocation = allocate(
-        request,
-        lambda seen: decide(options, seen, omp_threads, FUNCTION),
+        parse(options.devices),
+        f"duoka.launch({options.target.name})",
+        lambda seen: decide(options, seen, environment.threads(), FUNCTION),
         lambda plan: plan.devices,
         waiting(wait),
         say,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from duoka.errors import DeviceError
-from duoka.hardware.allocation import AllocationRequest, allocate
+from duoka.hardware.allocation import allocate
 from duoka.hardware.choice import Choice, allowed_gpus, choose
 from duoka.hardware.gpu import Device
 from duoka.hardware.inventory import Inventory
@@ -66,13 +66,13 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         OptionError: `request` or `wait` is not in the grammar.
     """
     command = f"python {sys.argv[0]}" if sys.argv and sys.argv[0] else "python"
-    asked = AllocationRequest(parse(request), command)
+    asked = parse(request)
 
     def decide(inventory: Inventory) -> tuple[Choice, list[torch.device]]:
-        choice = choose(asked.request, inventory)
+        choice = choose(asked, inventory)
         return choice, [_as_torch_names(device, inventory) for device in choice.devices]
 
-    allocation = allocate(asked, decide, lambda decided: decided[0].devices, waiting(wait), say)
+    allocation = allocate(asked, command, decide, lambda decided: decided[0].devices, waiting(wait), say)
     choice, names = allocation.decided
     if any(device.part is not None for device in choice.devices):
         environment.set_variables(variables_for(choice.devices))
