@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -118,7 +119,7 @@ def test_nobody_answers() -> None:
 def test_a_rank_that_does_not_come() -> None:
     from torch.distributed import HashStore
 
-    from duoka.origins.communication import connect
+    from duoka.origins.origin import connect
 
     with pytest.raises(TimedOut, match=r"rank 0 waited 0\.2 s for ranks that did not connect: 1"):
         connect(HashStore(), 0, 2, 0.2)
@@ -129,7 +130,7 @@ def met() -> dict[int, Any]:
     import torch
     from torch.distributed import HashStore
 
-    from duoka.origins.communication import Communication, connect
+    from duoka.origins.origin import Communication, connect
 
     store, found = HashStore(), {}
 
@@ -159,13 +160,17 @@ def test_ranks_of_one_machine_share_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ranks_of_several_machines_have_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("duoka.origins.communication.machine_name", lambda: secrets.token_hex(8))
+    monkeypatch.setattr("duoka.origins.origin.machine_name", lambda: secrets.token_hex(8))
     assert met() == {0: (1, False, [3, 3]), 1: (1, False, [3, 3])}
 
 
 def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("duoka.origins.communication._make", lambda size: "")
+
+    def full(**how: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
     assert met() == {0: (2, False, [3, 3]), 1: (2, False, [3, 3])}
 
 

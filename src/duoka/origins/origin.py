@@ -1,10 +1,16 @@
-"""How this process was started, and so its rank: by duoka itself, as one of a group, by an engine, or alone."""
+"""How this process was started: by duoka itself, as one of a group, by an engine, or alone.
+
+And so its rank, and its connections to the others: a store, and on one machine shared memory.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
+import tempfile
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -12,19 +18,92 @@ from typing import Any
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import engines
+from duoka.collectives import shared_memory
 from duoka.collectives.base import Exchange
+from duoka.collectives.connecting import gather_texts
 from duoka.collectives.direct import between
+from duoka.collectives.multi_host import MultiHostCollectives
+from duoka.collectives.process import ProcessCollectives
 from duoka.collectives.shared_memory import SharedMemoryExchange
 from duoka.engines import Task
 from duoka.errors import MISSING, OptionError, TimedOut
 from duoka.network import rendezvous
 from duoka.network.keys import Key
-from duoka.origins.communication import Communication, connect
 from duoka.planning.plan import Plan
 from duoka.private.torch import store_of_default_group
-from duoka.supervision.status_board import StatusSlot
+from duoka.supervision.status_board import SLOT_SIZE, StatusBoard, StatusSlot
+from duoka.system import environment
 from duoka.system.environment import RankInfo
-from duoka.system.machine import machine_name
+from duoka.system.machine import SHARED_MEMORY, machine_name
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """The connections of one rank to the others, used by all runs of its process.
+
+    slot: records its collectives. exchange: communication for small tensors; None: gloo only.
+    here: number of ranks on this machine. far: no status board shows all ranks.
+    key: of the run.
+    """
+
+    store: Store
+    slot: StatusSlot
+    exchange: Exchange | None
+    here: int
+    far: bool = False
+    key: Key = field(default_factory=Key)
+
+    def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
+        """Create the collectives of this process's run number `run`. timeout: seconds."""
+        store = PrefixStore(f"run{run}", self.store)
+        make = MultiHostCollectives if self.far else ProcessCollectives
+        made = make(store, rank, world_size, timedelta(seconds=timeout), self.slot, self.exchange)
+        made.key = self.key
+        return made
+
+
+def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communication:
+    """Connect to the other ranks through a store; map shared memory if all ranks are on one machine.
+
+    Raises TimedOut if a rank did not connect.
+    """
+    machines = gather_texts(store, "machine of {}", rank, world_size, machine_name(), timeout)
+    here = machines.count(machines[rank])
+    memory = None
+    if here == world_size:
+        environment.set_gloo_device()
+    if here == world_size and shared_memory.is_possible():
+        memory = _memory(store, rank, world_size, timeout)
+    if memory is None:
+        return Communication(store, StatusBoard.create(1, rank).slot(rank), None, here, far=True)
+    board_memory, exchange_memory = memory
+    slot = StatusBoard(board_memory, range(world_size)).slot(rank)
+    return Communication(store, slot, SharedMemoryExchange(exchange_memory, rank, world_size, timeout), here)
+
+
+def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[mmap.mmap, mmap.mmap] | None:
+    """Map one file in shared memory in all ranks; None if that is not possible.
+
+    Rank 0 creates it and publishes its name, empty if there is no room. It removes the name when all have opened the
+    file, so the memory is freed with the processes.
+    """
+    board = -(-world_size * SLOT_SIZE // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    size = board + shared_memory.memory_size(world_size)
+    with ExitStack() as until_opened:
+        if rank == 0:
+            path = ""
+            with suppress(OSError):
+                made = until_opened.enter_context(tempfile.NamedTemporaryFile(prefix="duoka-", dir=SHARED_MEMORY))
+                made.truncate(size)
+                path = made.name
+            store.set("memory", path)
+        file = -1
+        with suppress(OSError):
+            file = os.open(store.get("memory").decode(), os.O_RDWR)
+            until_opened.callback(os.close, file)
+        if gather_texts(store, "memory of {}", rank, world_size, str(file >= 0), timeout) != ["True"] * world_size:
+            return None
+        return mmap.mmap(file, board), mmap.mmap(file, size - board, offset=board)
 
 
 @dataclass(frozen=True)

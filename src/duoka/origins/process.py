@@ -17,8 +17,7 @@ if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
     import torch
     from torch import Tensor
 
-    from duoka.origins.communication import Communication
-    from duoka.origins.origin import Origin
+    from duoka.origins.origin import Communication, Origin
 
 Logged = Callable[[int | None, Mapping[str, object]], None]  # of a step, or None, and values by name
 Took = Callable[[int, int, int, int], None]
