@@ -159,7 +159,11 @@ def _waiting(
     number, missing = _first_missed(present, progress, remote)
     waiting = {rank: its for rank, its in {**progress, **remote}.items() if its.waiting and its.number >= number}
     waits = {rank: its.seen - its.since for rank, its in waiting.items()}
-    asleep = _asleep_with_lock(present, progress)
+    # Ranks that cannot update their status, as the interpreter's lock is held, but sleep. Torch waits so inside the
+    # second step of DistributedDataParallel.
+    sleeping = [worker.rank for worker in present if process_state(worker.pid) == "S"]
+    late = {rank: time.monotonic() - progress[rank].seen for rank in sleeping}
+    asleep = {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
     awake_missing = [worker for worker in missing if worker.rank not in asleep]
     missing = awake_missing if remote else awake_missing or missing
     if not waits and asleep:
@@ -206,16 +210,6 @@ def _first_missed(
             return number, busy
     last = numbers[-1] if numbers else 0
     return last, [] if remote else [worker for worker in present if progress[worker.rank].begun < last]
-
-
-def _asleep_with_lock(present: Sequence[Worker], progress: Mapping[int, RankProgress]) -> dict[int, float]:
-    """Return the ranks that cannot update their status, as the interpreter's lock is held, but sleep; with seconds.
-
-    Torch waits so inside the second step of DistributedDataParallel.
-    """
-    now = time.monotonic()
-    late = {worker.rank: now - progress[worker.rank].seen for worker in present if process_state(worker.pid) == "S"}
-    return {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
 
 
 def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Worker], idle_clock: IdleClock) -> bool:

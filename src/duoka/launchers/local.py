@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -175,8 +175,11 @@ def attempt(run: RunContext, number: int) -> Verdict:
     store = None
     try:
         _check_files(plan.workers)
-        store = _file_for_a_store(plan)
-        temporary = _temporary()
+        shared_memory, store = _shared_files(plan)
+        temporary = None
+        with suppress(FileNotFoundError):  # no directory is writable
+            # No longer than Python's own: the path of a socket has at most 107 bytes.
+            temporary = os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(5)}")
         # 64 bits, equal on all machines, which know the run by one name, and different in each attempt.
         entropy = random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
         group.start(
@@ -186,7 +189,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
                 run_id=run.run_id,
                 entropy=entropy,
                 board=board,
-                shared_memory=_shared_memory(plan),
+                shared_memory=shared_memory,
                 temporary=temporary,
                 function=run.function,
                 observer=run.observer,
@@ -311,36 +314,20 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
         group.end()
 
 
-def _shared_memory(plan: Plan) -> mmap.mmap | None:
-    """Map shared memory for small CPU tensors, if duoka does the communication and there is one machine."""
+def _shared_files(plan: Plan) -> tuple[mmap.mmap | None, int | None]:
+    """Create shared memory for small CPU tensors, and an unnamed file as the store, which no other user can open.
+
+    Both only if duoka does the communication, and there is one machine; else the store needs a port. Returns the
+    descriptor of the store.
+    """
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
-        return None
+        return None, None
     from duoka.collectives import shared_memory
 
-    if not shared_memory.is_possible():
-        return None
-    return mmap.mmap(-1, shared_memory.memory_size(plan.workers, shared_memory.LARGE_SLOT))
-
-
-def _file_for_a_store(plan: Plan) -> int | None:
-    """Create an unnamed file as the store of the workers of one machine: no other user can open it.
-
-    Returns its descriptor; None if the store needs a port, as for scripts that call torch.distributed themselves.
-    """
-    if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1 or not os.path.isdir("/proc/self/fd"):
-        return None
-    return os.memfd_create("duoka-store")
-
-
-def _temporary() -> str | None:
-    """Return a path for the workers' sockets, no longer than Python's own; None if no directory is writable.
-
-    The path of a socket has at most 107 bytes.
-    """
-    try:
-        return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(5)}")
-    except FileNotFoundError:  # no directory is writable
-        return None
+    memory, size = None, shared_memory.memory_size(plan.workers, shared_memory.LARGE_SLOT)
+    if shared_memory.is_possible():
+        memory = mmap.mmap(-1, size)
+    return memory, os.memfd_create("duoka-store") if os.path.isdir("/proc/self/fd") else None
 
 
 def _check_files(workers: int) -> None:

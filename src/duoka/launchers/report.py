@@ -340,8 +340,8 @@ def _headline(what: str, verdict: Verdict, scene: ReportContext) -> str:
 
 def _summary(worker: Worker, verdict: Verdict) -> str:
     """Return how another rank ended, in one line."""
-    ending = worker.ending
-    if ending is None or ending.code == 0:
+    ending = worker.bad_ending
+    if ending is None:
         status = worker.status or 0
         return f"ended by {signal_name(-status)}" if status < 0 else f"exit code {status}"
     if ending.consequence:

@@ -64,7 +64,8 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     if stopped_by is not None:
         ended = tuple(worker for worker in workers if worker.failed)
         return Verdict("stopped", _code_when_stopped(workers, stopped_by), others=ended)
-    failed = sorted((worker for worker in workers if worker.failed), key=_ended_at)
+    failed = [worker for worker in workers if worker.failed]
+    failed.sort(key=lambda worker: worker.bad_ending.time if worker.bad_ending is not None else worker.ended_at)
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
     follows = is_consequence if stuck is None else lambda worker: is_consequence(worker) or is_abort(worker)
@@ -121,23 +122,16 @@ def _verdict(first: Worker, same: Sequence[Worker], failed: Sequence[Worker]) ->
     culprits = [worker for worker in same if _way(worker) == _way(first)]
     others = tuple(worker for worker in failed if worker not in culprits)
     why: Why = "died"
-    if first.ending is not None and first.ending.code != 0:
-        why = "raised" if first.ending.how == "raised" else "exited"
+    if first.bad_ending is not None:
+        why = "raised" if first.bad_ending.how == "raised" else "exited"
     elif first.status is not None and first.status > 0:
         why = "exited"
     return Verdict(why, _code(first), tuple(culprits), others)
 
 
 def _way(worker: Worker) -> object:
-    if worker.ending is not None and worker.ending.code != 0:
-        return worker.ending.how, worker.ending.code, worker.ending.trace
-    return worker.status
-
-
-def _ended_at(worker: Worker) -> float:
-    if worker.ending is not None and worker.ending.code != 0:
-        return worker.ending.time
-    return worker.ended_at
+    end = worker.bad_ending
+    return worker.status if end is None else (end.how, end.code, end.trace)
 
 
 def is_consequence(worker: Worker) -> bool:

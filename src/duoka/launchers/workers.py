@@ -69,10 +69,15 @@ class Worker:
         return self.signalled_at is not None
 
     @property
+    def bad_ending(self) -> Ending | None:
+        """Return how its script ended, if it ended badly."""
+        return self.ending if self.ending is not None and self.ending.code != 0 else None
+
+    @property
     def failed(self) -> bool:
         """Return whether it ended badly before it was signalled to end; a script may handle that, as by saving."""
-        if self.ending is not None and self.ending.code != 0:
-            return self.signalled_at is None or self.ending.time < self.signalled_at
+        if self.bad_ending is not None:
+            return self.signalled_at is None or self.bad_ending.time < self.signalled_at
         return self.status not in (None, 0) and not self.was_signalled
 
     def send_signal(self, number: int) -> None:
