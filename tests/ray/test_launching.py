@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from duoka.errors import OptionError, WorkerFailed
-from duoka.ray.launching import CommandResult, Job, launch, resources, results
+from duoka.ray import CommandResult, Job, launch, resources, results
 
 
 @pytest.mark.parametrize(

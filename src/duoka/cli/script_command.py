@@ -142,7 +142,10 @@ class ScriptCommand(click.Command):
             if name.startswith("-")
         }
         check_habits(args, takes_value)
-        return super().parse_args(ctx, _with_defaults(arrange(args, takes_value), takes_value))
+        words = arrange(args, takes_value)
+        before = _leading(words, takes_value)
+        with_values = [f"{word}={DEFAULTS[word]}" if word in DEFAULTS else word for word in words[:before]]
+        return super().parse_args(ctx, with_values + words[before:])
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the three forms."""
@@ -260,12 +263,6 @@ def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
     last = words[before - 1] if 0 < before < len(words) else ""
     if last in DEFAULTS and re.fullmatch(r"[0-9.]+[smh]?", first):
         raise click.UsageError(f"{last} takes a time after an =: {last}={first}")
-
-
-def _with_defaults(words: list[str], options: Mapping[str, bool]) -> list[str]:
-    """Insert the values of options before the script that were given without one."""
-    before = _leading(words, options)
-    return [f"{word}={DEFAULTS[word]}" if word in DEFAULTS else word for word in words[:before]] + words[before:]
 
 
 def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:

@@ -80,7 +80,9 @@ def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) 
         return _gpus_named(request, allowed, inventory), ()
     usable = [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)]
     parts = [part for part in units(allowed) if part.card is not None and not part.problem]
-    left_out = tuple(f"GPU {gpu.number} is left out: {why}" for gpu in allowed if (why := _why_unusable(gpu)))
+    split = "it is split into parts (MIG), of which a run can use one"
+    unusable = {gpu.number: gpu.problem or split for gpu in allowed if gpu.problem or gpu.is_split}
+    left_out = tuple(f"GPU {number} is left out: {why}" for number, why in unusable.items())
     if not usable and parts and request.count in (None, 1):
         rest = " of several; --devices free:1 takes one that nobody uses" if len(parts) > 1 else ""
         return parts[:1], (f"GPU {parts[0].number} is a part (MIG){rest}",)
@@ -91,17 +93,15 @@ def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) 
     return usable[: request.count], left_out
 
 
-def _why_unusable(gpu: Gpu) -> str:
-    """Return why a GPU is not taken unless named; empty if it is usable."""
-    return gpu.problem or ("it is split into parts (MIG), of which a run can use one" if gpu.is_split else "")
-
-
 def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) -> list[Gpu]:
     """Return the GPUs of a list of numbers or UUIDs."""
     gpus: list[Gpu] = []
+    named = dict.fromkeys((*allowed, *units(allowed)))
     for name in request.indices or request.uuids:
-        called = f"GPU {name}" if isinstance(name, int) else name
-        matching = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _matches(gpu, name)]
+        if isinstance(name, int):
+            called, matching = f"GPU {name}", [gpu for gpu in named if gpu.card is None and gpu.index == name]
+        else:
+            called, matching = name, [gpu for gpu in named if gpu.uuid.startswith(name)]
         if not matching:
             raise DeviceError(f"--devices {request}: {called} cannot be used; {_allowed_text(allowed, inventory)}")
         if len(matching) > 1 or matching[0] in gpus:
@@ -113,11 +113,6 @@ def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory
             raise DeviceError(f"--devices {request}: {called} is split (MIG); name one of its parts: {parts}")
         gpus += matching
     return gpus
-
-
-def _matches(gpu: Gpu, name: int | str) -> bool:
-    """Match a GPU or part: by the number of a GPU, or the beginning of a UUID."""
-    return gpu.uuid.startswith(name) if isinstance(name, str) else gpu.card is None and gpu.index == name
 
 
 def _allowed_text(allowed: tuple[Gpu, ...], inventory: Inventory) -> str:
@@ -138,15 +133,12 @@ def allowed_gpus(inventory: Inventory) -> tuple[tuple[Gpu, ...], tuple[str, ...]
     for entry in visible.split(","):
         gpu = _named(entry.strip(), gpus)
         if gpu is None or gpu in allowed:
-            return tuple(allowed), _end_of_list(entry.strip(), inventory, bool(allowed))
+            if entry.strip() not in ("", "-1"):
+                ends = f"{entry.strip()!r} is no further GPU of this machine and ends the list"
+                return tuple(allowed), (f"{_setting(inventory)}: {ends}",)
+            return tuple(allowed), () if allowed else (f"{_setting(inventory)} hides all GPUs",)
         allowed.append(gpu)
     return tuple(allowed), ()
-
-
-def _end_of_list(entry: str, inventory: Inventory, some: bool) -> tuple[str, ...]:
-    if entry not in ("", "-1"):
-        return (f"{_setting(inventory)}: {entry!r} is no further GPU of this machine and ends the list",)
-    return () if some else (f"{_setting(inventory)} hides all GPUs",)
 
 
 def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:

@@ -9,7 +9,6 @@ import ast
 import linecache
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
 
 from duoka.supervision.status_board import name_ranks
 from duoka.supervision.tracebacks import AT_END_LINE, FrameValues
@@ -118,19 +117,18 @@ def _branches_between(source: _Source, here: int, there: int) -> list[ast.stmt]:
     """Return the statements by which two runs of a function may have come to these lines, the likeliest first."""
     if here == there:
         return []
-    block: Sequence[ast.stmt] = source.tree.body
-    mine, theirs = list(_path(block, here)), list(_path(block, there))
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))
-    rest = [node for path in (mine, theirs) for node, _ in path[shared:] if isinstance(node, _BRANCHES)]
-    branches: list[ast.stmt] = sorted(dict.fromkeys(rest), key=lambda node: node.lineno)
+    statements = [node for node in ast.walk(source.tree) if isinstance(node, ast.stmt)]  # outer ones first
+    places = [(node, _block_with(node, here), _block_with(node, there)) for node in statements]
+    apart: list[ast.stmt] = [node for node, mine, theirs in places if mine != theirs and isinstance(node, _BRANCHES)]
+    branches = sorted(apart, key=lambda node: node.lineno)
     if branches and not isinstance(branches[0], _LOOPS):
         return branches
     # They are in different rounds of a loop, or of the block around both: statements that leave it may be the cause.
+    block: Sequence[ast.stmt] = source.tree.body
     if branches:
         block = dict(_blocks(branches[0]))["body"]
-    elif shared:
-        node, name = mine[shared - 1]
-        block = dict(_blocks(node)).get(name, [])
+    elif around := [(node, mine) for node, mine, theirs in places if mine == theirs and mine]:
+        block = dict(_blocks(around[-1][0]))[around[-1][1]]
     skipping = [
         node
         for node in block
@@ -141,18 +139,11 @@ def _branches_between(source: _Source, here: int, there: int) -> list[ast.stmt]:
     return [*branches[:1], *skipping, *branches[1:]]
 
 
-def _path(block: Sequence[ast.stmt], line: int) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield the statements around a line, outermost first, each with the block of it that contains the line."""
-    for node in block:
-        if line == AT_END_LINE or not _covers([node], line):
-            continue
-        for name, inner in _blocks(node):
-            if _covers(inner, line):
-                yield node, name
-                yield from _path(inner, line)
-                return
-        if isinstance(node, _BRANCHES):
-            yield node, "condition"
+def _block_with(node: ast.stmt, line: int) -> str | None:
+    """Return the name of a statement's block that contains a line; empty for its condition; None: it is elsewhere."""
+    if line == AT_END_LINE or not _covers([node], line):
+        return None
+    return next((name for name, block in _blocks(node) if _covers(block, line)), "")
 
 
 def _blocks(node: ast.stmt) -> Iterator[tuple[str, Sequence[ast.stmt]]]:

@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -34,10 +33,10 @@ class Ending:
     """
 
     rank: int
-    host: str
     how: How
     code: int
-    time: float
+    time: float = field(default_factory=time.monotonic)
+    host: str = field(default_factory=socket.gethostname)
     said: str = ""
     kind: str = ""
     error: str = ""
@@ -60,7 +59,7 @@ class Ending:
 
 def returned(rank: int) -> Ending:
     """Record that the script reached its end."""
-    return Ending(rank, socket.gethostname(), "returned", 0, time.monotonic())
+    return Ending(rank, "returned", 0)
 
 
 def exited(rank: int, error: SystemExit) -> Ending:
@@ -70,22 +69,19 @@ def exited(rank: int, error: SystemExit) -> Ending:
         code = (error.code or 0) & 0xFF
     else:
         said = str(error.code)
-    lost = code != 0 and is_consequence(error)
-    return Ending(rank, socket.gethostname(), "exited", code, time.monotonic(), said=said, consequence=lost)
+    return Ending(rank, "exited", code, said=said, consequence=code != 0 and is_consequence(error))
 
 
 def raised(rank: int, error: BaseException) -> Ending:
     """Record an exception, and remove duoka's frames from its traceback."""
-    now, host, full_trace = time.monotonic(), socket.gethostname(), tracebacks.shown(error)
     if isinstance(error, ScriptError):  # no script has run
-        return Ending(rank, host, "exited", 2, now, said=f"duoka: error: {error}")
+        return Ending(rank, "exited", 2, said=f"duoka: error: {error}")
+    now, full_trace, consequence = time.monotonic(), tracebacks.shown(error), is_consequence(error)
     code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, AskedError) else 1
-    consequence = is_consequence(error)
     frames = values_of(error) if consequence else []
     tracebacks.trim(error)
     return Ending(
         rank=rank,
-        host=host,
         how="raised",
         code=code,
         time=now,
@@ -100,23 +96,16 @@ def raised(rank: int, error: BaseException) -> Ending:
 
 def is_consequence(error: BaseException) -> bool:
     """Return whether this error or its cause only reports that another rank ended or called another collective."""
-    return any(_is_network_error(linked) for linked in _chain(error))
+    chain: dict[int, BaseException] = {}
+    linked: BaseException | None = error
+    while linked is not None and id(linked) not in chain:
+        chain[id(linked)] = linked
+        linked = linked.__cause__ or (None if linked.__suppress_context__ else linked.__context__)
+    return any(map(_is_network_error, chain.values()))
 
 
 def _is_network_error(error: BaseException) -> bool:
     if isinstance(error, (PeerLost, TimedOut, RanksApart)):
         return True
-    if not isinstance(error, RuntimeError):
-        return False
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
-        return True
-    return says(error, *NETWORK_NOISE)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    linked: BaseException | None = error
-    while linked is not None and id(linked) not in seen:
-        seen.add(id(linked))
-        yield linked
-        linked = linked.__cause__ or (None if linked.__suppress_context__ else linked.__context__)
+    is_torchs = type(error).__name__ in ("DistBackendError", "DistNetworkError")
+    return isinstance(error, RuntimeError) and (is_torchs or says(error, *NETWORK_NOISE))

@@ -12,6 +12,7 @@ import traceback
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -107,7 +108,11 @@ def values_of(error: BaseException) -> list[FrameValues]:
     links = _links(error)
     files = [_file(link) for link in links]
     inside = links[len(files) - files[::-1].index(RUNS_SCRIPTS) :] if RUNS_SCRIPTS in files else []
-    frames = [_frame_values(link) for link in inside if _is_reported(_file(link))]
+    frames = [
+        FrameValues(_file(link), link.tb_frame.f_code.co_name, link.tb_lineno, _values(link.tb_frame.f_locals))
+        for link in inside
+        if _is_reported(_file(link))
+    ]
     main = sys.modules.get("__main__")
     if not frames and main is not None:
         return [FrameValues(getattr(main, "__file__", None) or "", "<module>", AT_END_LINE, _values(vars(main)))]
@@ -118,11 +123,6 @@ def _is_reported(file: str) -> bool:
     if is_installed(file):
         return not file.startswith(OURS) and "torch" not in file.split("/")
     return not is_standard(file)
-
-
-def _frame_values(link: TracebackType) -> FrameValues:
-    code = link.tb_frame.f_code
-    return FrameValues(code.co_filename, code.co_name, link.tb_lineno, _values(link.tb_frame.f_locals))
 
 
 def _values(variables: Mapping[str, Any]) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _is_users(kind: type) -> bool:
 def _text(value: Any) -> str | None:
     """Return a value as short text, equal for equal values; None for a value that is not reported."""
     try:
-        text = _array(value) or _plain_text(value, 0)
+        text = _described(value, 0)
     except Exception:  # such as a number of too many digits, or a container that another thread changes
         return None
     if text is None or len(text) <= LONGEST:
@@ -167,32 +167,26 @@ def _text(value: Any) -> str | None:
     return f"{text[:LONGEST]}... (crc32 {zlib.crc32(text.encode(errors='replace')):08x})"
 
 
-def _plain_text(value: Any, depth: int) -> str | None:
-    kind = type(value)
-    if kind in _PLAIN:
-        return repr(value)
+def _described(value: Any, depth: int) -> str | None:
+    kind, array = type(value), _array(value)
+    if array is not None or kind in _PLAIN:
+        return array or repr(value)
     if depth > DEEPEST or not hasattr(kind, "__len__") or kind.__module__ not in ("builtins", "collections"):
         return None
+
+    def entry(value: Any) -> str:
+        text = _described(value, depth + 1)
+        if text is None and _is_users(type(value)):
+            return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in _attributes(value))})"
+        return type(value).__name__ if text is None else text
+
     if kind.__name__ in _CONTAINERS:
-        entries = (_entry(entry, depth) for entry in _first(value))
+        entries: Iterator[str] = map(entry, islice(value, MOST_ENTRIES))
     elif isinstance(value, dict):
-        entries = (f"{_entry(key, depth)}: {_entry(entry, depth)}" for key, entry in _first(value.items()))
+        entries = (f"{entry(key)}: {entry(inner)}" for key, inner in islice(value.items(), MOST_ENTRIES))
     else:
         return None
     return f"{kind.__name__} of {len(value)}: {', '.join(entries)}"
-
-
-def _first(values: Any) -> Iterator[Any]:
-    return (value for value, _ in zip(values, range(MOST_ENTRIES), strict=False))
-
-
-def _entry(value: Any, depth: int) -> str:
-    text = _array(value) or _plain_text(value, depth + 1)
-    if text is not None:
-        return text
-    if not _is_users(type(value)):
-        return type(value).__name__
-    return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in _attributes(value))})"
 
 
 def _array(value: Any) -> str | None:
