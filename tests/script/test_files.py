@@ -8,7 +8,7 @@ import pytest
 
 from duoka.errors import ScriptError
 from duoka.script import Target
-from duoka.script.files import sources
+from duoka.script.target import sources
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

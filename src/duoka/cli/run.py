@@ -27,7 +27,7 @@ from duoka.cli.script_command import (
     target_of,
 )
 from duoka.cli.trial import to_the_end
-from duoka.engines import slurm, torchrun
+from duoka.engines.variables import SRUN, idle_machines, torchrun
 from duoka.errors import MISSING, OptionError
 from duoka.hardware.allocation import Allocation, allocate, read_with_holders
 from duoka.hardware.spec import parse
@@ -35,7 +35,7 @@ from duoka.planning import options
 from duoka.planning.describing import details, header
 from duoka.planning.options import Machines, Options
 from duoka.planning.plan import Plan, decide
-from duoka.script.files import STANDARD_INPUT
+from duoka.script.target import STANDARD_INPUT
 from duoka.system import environment, libc
 from duoka.system.messages import say
 
@@ -162,7 +162,7 @@ def _run(opts: Options, limit: float, memory: int | None) -> int:
     memory: bytes of each device, for `--strategy auto`; None: as the devices say.
     """
     starter = environment.starter()
-    if torchrun.find() is not None or starter is not None:  # both leave their processes running if they are killed
+    if torchrun() is not None or starter is not None:  # both leave their processes running if they are killed
         libc.die_with(starter or os.getppid())
     if opts.machines.count > 1 and environment.hash_seed_is_random():
         environment.fix_hash_seed()
@@ -183,11 +183,11 @@ def _run(opts: Options, limit: float, memory: int | None) -> int:
 
 def _idle(machines: Machines) -> tuple[str, ...]:
     """Return a note if a Slurm allocation has more machines than this one, and no srun uses them."""
-    idle = slurm.idle_machines() if machines.count == 1 else 0
+    idle = idle_machines() if machines.count == 1 else 0
     if not idle:
         return ()
     others = "another machine" if idle == 1 else f"{idle} other machines"
-    return (f"Slurm has allocated {others}, which {'is' if idle == 1 else 'are'} left idle: {slurm.HOW} uses all",)
+    return (f"Slurm has allocated {others}, which {'is' if idle == 1 else 'are'} left idle: {SRUN} uses all",)
 
 
 def _allocate(opts: Options, wait: float) -> Allocation[Plan]:

@@ -21,7 +21,7 @@ import click
 from duoka import script
 from duoka.planning.options import ONE_MACHINE, Machines, Options, seconds, whole_number
 from duoka.script import Target
-from duoka.script.files import STANDARD_INPUT
+from duoka.script.target import STANDARD_INPUT
 
 ORDER = """\
 All that follows the script is the script's. Options may also stand after the script, if a `--` follows them;

@@ -1,10 +1,10 @@
-"""Read the environment variables that job launchers set for their processes: one file for each launcher.
+"""Find out by which job launcher this process was started, from its environment (`variables.py`).
 
 torchrun     RANK, LOCAL_RANK, WORLD_SIZE; also launchers that set the same, as Ray Train
-mpi          mpirun, mpiexec
-slurm        srun
-lsf          jsrun
-kubernetes   an Indexed Job, a JobSet, Kubeflow
+MPI          mpirun, mpiexec
+Slurm        srun
+LSF          jsrun
+Kubernetes   an Indexed Job, a JobSet, Kubeflow
 
 A command started by one is task number `rank` of `count` of one run (`Task`), and runs its machine's workers or a
 single rank. Otherwise each of N commands would run the whole training, and write the same files.
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from duoka.engines import kubernetes, lsf, mpi, slurm, torchrun
-from duoka.engines.task import Task
+from duoka.engines import variables
+from duoka.engines.variables import Task
 from duoka.errors import MISSING, OptionError
 from duoka.planning.options import ONE_MACHINE, Machines
 from duoka.system import environment
@@ -24,12 +24,12 @@ __all__ = ["Task", "find", "machines", "refuse_copies"]
 
 # In this order: srun may start mpirun, and that torchrun; the innermost one's variables count.
 ENGINES: tuple[Callable[[], Task | None], ...] = (
-    torchrun.find,
-    mpi.open_mpi,
-    mpi.hydra,
-    lsf.find,
-    slurm.find,
-    kubernetes.kubeflow,
+    variables.torchrun,
+    variables.open_mpi,
+    variables.hydra,
+    variables.lsf,
+    variables.slurm,
+    variables.kubeflow,
 )
 
 
@@ -52,7 +52,7 @@ def machines(typed: int | None) -> Machines | None:
     """
     if typed == 1:
         return ONE_MACHINE
-    task = find() or kubernetes.indexed_job(typed)
+    task = find() or variables.indexed_job(typed)
     if task is None or task.count == 1:
         return None
     if not task.host or not task.port:
@@ -93,5 +93,5 @@ def _check_rest() -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     missing = " and ".join(name for name in names if environment.number(name) is None)
     present = " and ".join(name for name in names if environment.number(name) is not None)
-    hint = f"{torchrun.HOW} sets all of them; --machines 1 makes each process a run of its own"
+    hint = f"{variables.TORCHRUN} sets all of them; --machines 1 makes each process a run of its own"
     raise OptionError(missing, MISSING, f"set where {present} is", hint)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from duoka.hardware.gpu import Device
 from duoka.hardware.vendors import FAULTS, NO_GPU
 from duoka.planning.plan import Kind, Plan
-from duoka.script.files import STANDARD_INPUT
+from duoka.script.target import STANDARD_INPUT
 
 MEMORY = r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory"
 # Pattern of an error's last line -> advice.

@@ -39,7 +39,7 @@ from duoka.network.connection import (
 from duoka.network.keys import Key, key_of
 from duoka.planning.options import Machines
 from duoka.planning.plan import Plan, joined
-from duoka.script.files import sources
+from duoka.script.target import sources
 from duoka.system import environment
 from duoka.system.machine import machine_name
 from duoka.system.messages import printable

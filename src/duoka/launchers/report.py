@@ -17,8 +17,7 @@ from duoka.launchers.processes import Outputs, signal_name
 from duoka.launchers.restarts import lost_devices, with_fewer_rows
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
-from duoka.planning.plan import Plan
-from duoka.planning.rows import ratio
+from duoka.planning.plan import Plan, ratio
 from duoka.supervision.status_board import AT_END, StatusBoard, name_ranks
 
 LOG_LINES = 5  # of a dead rank's log

@@ -23,8 +23,7 @@ from duoka.launchers.hints import MEMORY
 from duoka.launchers.processes import Signals, signal_name
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
-from duoka.planning.plan import Kind, Plan
-from duoka.planning.rows import ratio
+from duoka.planning.plan import Kind, Plan, ratio
 from duoka.private.texts import LOST_GPU, says
 from duoka.supervision.status_board import name_ranks
 

@@ -32,7 +32,7 @@ from duoka.private.python import (
 )
 from duoka.publishing import publish
 from duoka.script.target import run_target
-from duoka.supervision import debugging, ending, loader_deaths, tracebacks
+from duoka.supervision import ending, script_errors, tracebacks
 from duoka.supervision.ending import Ending
 from duoka.supervision.status_board import StatusBoard, StatusSlot
 from duoka.system import environment
@@ -144,8 +144,8 @@ def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, 
             set_socket_folder(attempt.temporary)
     # Python 3.12 warns of any threads; those of gloo and of duoka are not the script's, and allow a fork.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-    loader_deaths.keep_errors()
-    loader_deaths.hide_lost_rank_errors()
+    script_errors.keep_loader_errors()
+    script_errors.hide_lost_rank_errors()
 
     attempt.observer.begin()
     publisher = publish(attempt.board, rank, shows_script=rank == 0)
@@ -153,7 +153,7 @@ def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, 
     this_process().saved = publisher.slot.saved  # the step of the newest checkpoint, on the status board
     publisher.join(this_process())
     if plan.world_size > 1:
-        debugging.refuse(plan.kind, plan.world_size, rank)
+        script_errors.refuse_debuggers(plan.kind, plan.world_size, rank)
     home = os.getpid()
     end = _run_and_record(replace(attempt, plan=_with_long_timeout(plan)), info, own_log)
     if os.getpid() != home:  # a process forked by the script has reached the script's end: it reports nothing
@@ -298,8 +298,8 @@ def _run_and_record(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
             _print(f"{end.said}\n")
         return end
     except BaseException as raised:
-        loader_deaths.disable()
-        cause = loader_deaths.cause_of(raised)
+        script_errors.disable_loader_errors()
+        cause = script_errors.cause_of(raised)
         end = ending.raised(info.rank, cause)
         end = replace(end, held=held_when_short(end.error))
         return end if attempt.function is not None else _show(cause, end, own_log)

@@ -8,8 +8,7 @@ from itertools import groupby
 
 from duoka.hardware.gpu import Device
 from duoka.planning.options import Machines
-from duoka.planning.plan import STRATEGIES, Plan
-from duoka.planning.rows import ratio, weighted_sizes
+from duoka.planning.plan import STRATEGIES, Plan, ratio, weighted_sizes
 from duoka.script import Kind
 
 COARSE = 1.25  # times as many shares as a device's weight asks for

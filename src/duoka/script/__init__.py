@@ -1,8 +1,7 @@
 """Find out the kind of a script from its source, without running it.
 
-    files.py    the script and the local files that it imports
+    target.py   the script and the local files that it imports; runs it as the main program
     signs.py    source code that shows the kind
-    target.py   runs it as the main program
     read()      the verdict on both
 
 A file that does not parse has no signs; Python reports the error when the script runs.
@@ -14,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from duoka.script.files import Target, sources
 from duoka.script.signs import ANY, Findings, Meaning, Sign, look
+from duoka.script.target import Target, sources
 
 __all__ = ["Kind", "Script", "Target", "read"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from duoka.collectives.base import Collectives
 from duoka.planning.options import RunSettings
-from duoka.planning.rows import weighted_sizes
+from duoka.planning.plan import weighted_sizes
 from duoka.strategies.base import Single, Strategy
 from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp

@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from duoka.collectives.base import Collectives
 from duoka.collectives.streams import StreamWaits
-from duoka.planning.rows import ratio
+from duoka.planning.plan import ratio
 from duoka.private.light import not_compiled
 from duoka.strategies.memory import model_bytes
 from duoka.view.support.originals import unnumbered

@@ -5,6 +5,5 @@ rings.py             in the same memory: output of rank 0's script, samples of o
 flight_recorder.py   the status of scripts that call torch.distributed themselves, from torch's flight recorder
 ending.py            the record of how a worker's script ended
 tracebacks.py        tracebacks without duoka's own frames, and the variables in the script's
-loader_deaths.py     errors of DataLoader workers that die
-debugging.py         errors for breakpoints in several workers, which share one terminal
+script_errors.py     errors of breakpoints in several workers, and of DataLoader workers that die
 """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from duoka.collectives.one_rank import OneRank
 from duoka.errors import Refused
-from duoka.planning.rows import weighted_sizes
+from duoka.planning.plan import weighted_sizes
 from duoka.strategies.exact import Exact
 from duoka.view.rules import install
 from duoka.view.shares.local import ExactShares, LocalShares

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.collectives.one_rank import OneRank
-from duoka.planning.rows import weighted_sizes
+from duoka.planning.plan import weighted_sizes
 from duoka.view.shares.partition import Partition
 from duoka.view.view import View
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from duoka.planning.rows import weighted_sizes
+from duoka.planning.plan import weighted_sizes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from duoka.hardware import inventory, table
+from duoka.cli import gpus as table
+from duoka.hardware import inventory
 from duoka.hardware.gpu import Gpu, GpuProcess, Holder
 from duoka.hardware.machine import Machine
 from tests.hardware.driver import play
@@ -99,7 +100,7 @@ def test_every_field_of_the_json_is_in_the_docs() -> None:
 
 def test_json_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
-    data = json.loads(json.dumps(table.as_json(inventory.read(), HERE)))
+    data = json.loads(json.dumps(table.as_data(inventory.read(), HERE)))
     assert data["machine"]["host"] == "box"
     assert data["gpus"][2]["processes"][0] == {
         "pid": 4194302,

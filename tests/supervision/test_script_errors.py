@@ -7,7 +7,7 @@ from multiprocessing import resource_sharer
 
 import pytest
 
-from duoka.supervision.loader_deaths import cause_of, hide_lost_rank_errors
+from duoka.supervision.script_errors import cause_of, hide_lost_rank_errors
 from tests.flows.flow import Flow
 
 
