@@ -55,7 +55,7 @@ def summed(kind: Callable[[], Compression], steps: int, ranks: int = 2) -> list[
         for step in range(steps):
             counted.sent = 0
             flat = gradients(view.ranks.rank, step)
-            one.start(flat, [0, 1, 2], SHAPES, counted)()  # type: ignore[arg-type]
+            one(flat, [0, 1, 2], SHAPES, counted)()  # type: ignore[arg-type]
             found.append(flat)
             true.append(torch.stack([gradients(rank, step) for rank in range(ranks)]).sum(0))
         return torch.stack(found), torch.stack(true), counted.sent
@@ -85,7 +85,7 @@ def test_what_powersgd_leaves_out_stays_with_the_ranks() -> None:
         for step in range(5):
             flat = torch.randn(72, generator=torch.Generator().manual_seed(10 * step + view.ranks.rank))
             given += flat.view(8, 9)
-            one.start(flat, [0], [torch.Size([8, 9])], view.ranks)()
+            one(flat, [0], [torch.Size([8, 9])], view.ranks)()
             found += flat.view(8, 9)
         return given - one._lost[0], found
 
@@ -104,7 +104,7 @@ def test_powersgd_recovers_from_a_gradient_that_overflowed() -> None:
         one, shapes = PowerSgd(rank=1, after=0), [torch.Size([8, 8])]
         for step in range(3):
             flat = torch.outer(torch.ones(8), torch.arange(8.0)).flatten() * (float("inf") if step == 1 else 1.0)
-            one.start(flat, [0], shapes, view.ranks)()
+            one(flat, [0], shapes, view.ranks)()
         return flat
 
     for flat in on_ranks(2, work):

@@ -1,10 +1,10 @@
-"""Compression of gradients between ranks: one class for each method, by name in `COMPRESSIONS`."""
+"""Ways to sum gradients over ranks, compressed or not, by name in `COMPRESSIONS`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,57 +12,35 @@ from torch import Tensor
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
 
-
-class Compression(ABC):
-    """A method of summing a bucket of gradients. exact: the method is lossless."""
-
-    exact = False
-
-    @abstractmethod
-    def start(
-        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
-    ) -> Callable[[], None]:
-        """Begin to sum `flat` over ranks, in place; the returned function waits for the result.
-
-        flat: the gradients of `members`, of these shapes.
-        """
+# Begins to sum a bucket over ranks, in place: (bucket, numbers of its gradients, their shapes, ranks). The function
+# that it returns waits for the result.
+Compression = Callable[[Tensor, Sequence[int], Sequence[torch.Size], Collectives], Callable[[], None]]
 
 
-class Unchanged(Compression):
-    """No compression."""
+def uncompressed(
+    flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
+) -> Callable[[], None]:
+    """Sum the gradients as they are."""
+    return ranks.start_all_reduce(flat)
 
-    exact = True
 
-    def start(
-        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
-    ) -> Callable[[], None]:
-        """Sum the gradients as they are."""
+def in_16_bits(
+    dtype: torch.dtype, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
+) -> Callable[[], None]:
+    """Round float32 gradients; others are summed as they are."""
+    if flat.dtype != torch.float32:
         return ranks.start_all_reduce(flat)
+    sent = flat.to(dtype)
+    wait_for_sent = ranks.start_all_reduce(sent)
+
+    def wait() -> None:
+        wait_for_sent()
+        flat.copy_(sent)
+
+    return wait
 
 
-class In16Bits(Compression):
-    """Gradients rounded to 16 bits."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def start(
-        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
-    ) -> Callable[[], None]:
-        """Round float32 gradients; others are summed as they are."""
-        if flat.dtype != torch.float32:
-            return ranks.start_all_reduce(flat)
-        sent = flat.to(self._dtype)
-        wait_for_sent = ranks.start_all_reduce(sent)
-
-        def wait() -> None:
-            wait_for_sent()
-            flat.copy_(sent)
-
-        return wait
-
-
-class PowerSgd(Compression):
+class PowerSgd:
     """Low-rank approximations of gradients (Vogels, Karimireddy & Jaggi, "PowerSGD", NeurIPS 2019).
 
     Each rank adds its approximation error to its next gradient. The first `after` gradients of a parameter are not
@@ -75,7 +53,7 @@ class PowerSgd(Compression):
         self._lost: dict[int, Tensor] = {}
         self._right: dict[int, Tensor] = {}  # the last right factor, the next starting point
 
-    def start(
+    def __call__(
         self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
     ) -> Callable[[], None]:
         """Sum left factors of matrices, and uncompressed gradients, now; right factors when waited for."""
@@ -132,9 +110,9 @@ class PowerSgd(Compression):
 
 
 COMPRESSIONS: dict[str, Callable[..., Compression]] = {
-    "none": Unchanged,
-    "bf16": lambda: In16Bits(torch.bfloat16),
-    "fp16": lambda: In16Bits(torch.float16),
+    "none": lambda: uncompressed,
+    "bf16": lambda: partial(in_16_bits, torch.bfloat16),
+    "fp16": lambda: partial(in_16_bits, torch.float16),
     "powersgd": PowerSgd,
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from duoka.collectives.base import Collectives
 from duoka.private.torch import copy_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
-from duoka.strategies.compress import Compression, Unchanged
+from duoka.strategies.compress import Compression, uncompressed
 from duoka.view.support.originals import when_accumulated
 
 
@@ -22,10 +22,10 @@ class Ddp(Bucketed):
         ranks: Collectives,
         bucket_bytes: int = BUCKET_BYTES,
         rng_digest: Callable[[], int] = lambda: 0,
-        compression: Compression | None = None,
+        compression: Compression = uncompressed,
     ) -> None:
         super().__init__(ranks, bucket_bytes, rng_digest)
-        self._compression = compression or Unchanged()
+        self._compression = compression
         self._as_views: set[int] = set()  # parameters whose gradients are views of their bucket
 
     def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:
@@ -54,16 +54,12 @@ class Ddp(Bucketed):
         return parameter is not None and parameter.grad is not None and parameter.grad.is_sparse
 
     def _holds_numbers(self, index: int) -> bool:
-        return super()._holds_numbers(index) and self._compression.exact
+        return super()._holds_numbers(index) and self._compression is uncompressed
 
     def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         flat[: flat.numel() - report].div_(self._ranks.world_size)
         shapes = [self._infos[index].shape for index in members]
-        wait = (
-            self._ranks.start_all_reduce(flat)
-            if report
-            else self._compression.start(flat, members, shapes, self._ranks)
-        )
+        wait = self._ranks.start_all_reduce(flat) if report else self._compression(flat, members, shapes, self._ranks)
 
         def finish() -> Tensor:
             wait()

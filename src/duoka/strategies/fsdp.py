@@ -33,7 +33,7 @@ from duoka.sharding.division import divide, groups
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.parameter import Sharded, shard, shard_dimension, shard_like
 from duoka.strategies.buckets import WholeHook
-from duoka.strategies.compress import Compression
+from duoka.strategies.compress import Compression, uncompressed
 from duoka.strategies.ddp import Ddp
 from duoka.system import libc
 from duoka.system.user_code import user_line
@@ -296,7 +296,7 @@ class Fsdp(Ddp):
         names: Sequence[str] = (),
         recomputes: bool = False,
         every: bool = True,
-        compression: Compression | None = None,
+        compression: Compression = uncompressed,
         machines: Sequence[Sequence[int]] = (),
         offloads: bool = False,
     ) -> None:
