@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ from duoka.supervision.status_board import StatusSlot
 T = TypeVar("T")
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """An all-gather of small CPU tensors that is faster than gloo's."""
 
+    @abstractmethod
     def accepts(self, tensor: Tensor) -> bool:
         """Return True if this exchange can send a tensor; the result is the same on every rank."""
 
+    @abstractmethod
     def start(self, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
         """Send `tensor`, and return a function that waits for the others.
 
@@ -34,10 +36,15 @@ class Exchange(Protocol):
         """
 
     def meet(self, slot: StatusSlot, digest: int, text: str) -> bool:
-        """Return whether all ranks are at the same operation. digest: of its name; text: the name."""
+        """Return whether all ranks are at the same operation; True where a rank does not see what others do.
+
+        digest: of its name; text: the name.
+        """
+        return True
 
     def reading(self, slot: StatusSlot, line: int, now: Any, expected: bool) -> Any:
-        """Return rank 0's value of a clock; None if this exchange cannot tell."""
+        """Return rank 0's value of a clock; None if this exchange cannot tell: a collective reads it."""
+        return None
 
 
 COALESCE_BYTES = 1 << 22  # bytes of tensors that are broadcast in one call

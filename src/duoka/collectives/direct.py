@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka.collectives.base import PeerFailed
+from duoka.collectives.base import Exchange, PeerFailed
 from duoka.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen
 from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.addresses import address_of
 from duoka.network.keys import Key
-from duoka.supervision.status_board import StatusSlot
 from duoka.system import environment
 from duoka.system.messages import printable
 
@@ -50,7 +49,7 @@ def between(store: Store, rank: int, world_size: int, timeout: float, key: Key) 
     return DirectExchange.connect(store, rank, world_size, timeout, address, key)
 
 
-class DirectExchange:
+class DirectExchange(Exchange):
     """The connections of this rank to all others. timeout: of an exchange, in seconds."""
 
     def __init__(self, rank: int, world_size: int, wires: dict[int, Wire], timeout: float) -> None:
@@ -95,14 +94,6 @@ class DirectExchange:
                 wire.close()
             return None
         return cls(rank, world_size, wires, timeout)
-
-    def meet(self, slot: StatusSlot, digest: int, text: str) -> bool:
-        """Return True: a rank does not see what the ranks of other machines do."""
-        return True
-
-    def reading(self, slot: StatusSlot, line: int, now: Any, expected: bool) -> Any:
-        """Return None: a clock is read by a collective."""
-        return None
 
     def accepts(self, tensor: Tensor) -> bool:
         """Return True if a tensor is small enough: equal on all ranks."""

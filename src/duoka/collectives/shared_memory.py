@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from duoka.collectives import readings
-from duoka.collectives.base import PeerFailed
+from duoka.collectives.base import Exchange, PeerFailed
 from duoka.collectives.readings import Readings
 from duoka.errors import PeerLost, TimedOut
 from duoka.supervision.status_board import StatusSlot
@@ -49,7 +49,7 @@ def give_up(memory: mmap.mmap) -> None:
     memoryview(memory)[:_LINE].cast("Q")[_OVER] = 1
 
 
-class SharedMemoryExchange:
+class SharedMemoryExchange(Exchange):
     """A rank's access to the shared memory. timeout: of an exchange, in seconds."""
 
     def __init__(self, memory: mmap.mmap, rank: int, world_size: int, timeout: float) -> None:

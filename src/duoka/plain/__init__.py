@@ -14,18 +14,15 @@ from duoka.plain import (
     commands,
     constructors,
     databases,
-    descriptors,
     entropy,
     files,
     gpu_numbers,
     loaders,
-    locks,
     messages,
     modules,
     optimizers,
     refusals,
     saving,
-    scripting,
     transforms,
 )
 from duoka.plain.session import open_session
@@ -44,10 +41,10 @@ INTERCEPTIONS = (
     modules.replace_data_parallel,  # nn.DataParallel calls its module
     messages.print_as_one_device,  # tensors that are printed with their backward function
     saving.install,  # torch.save: once
-    scripting.install,  # TorchScript
+    transforms.install_scripting,  # TorchScript
     files.install,  # opening files for writing, changing and querying them: once
-    descriptors.install,  # files opened by other functions than `open`: once
-    locks.install,  # locks of files
+    files.install_descriptors,  # files opened by other functions than `open`: once
+    files.install_locks,  # locks of files
     databases.install,  # sqlite: rank 0 has the file, the others replicas
     commands.install,  # other programs: once
     entropy.install,  # sources of random numbers, and seeds

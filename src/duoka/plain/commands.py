@@ -1,8 +1,10 @@
-"""Other programs that the script starts: rank 0 starts them, and every rank has the result."""
+"""Other programs that the script starts, and what it asks the machine: rank 0 does, and all have the result."""
 
 from __future__ import annotations
 
+import builtins
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +13,13 @@ from typing import Any
 
 from duoka.plain.session import Session
 
-# (owner, names): rank 0 calls them; every rank has the result, or the exception.
+# (owner, names): rank 0 calls them if the script does; every rank has the result, or the exception.
 COMMANDS: tuple[tuple[Any, str], ...] = (
     (os, "system"),
     (subprocess, "run call check_call check_output getoutput getstatusoutput"),
+    (builtins, "input"),
+    (shutil, "which"),
+    (os, "cpu_count sched_getaffinity"),  # by which scripts set `num_workers`, on which streams depend
 )
 
 STREAMS = ("stdin", "stdout", "stderr", "buffer")

@@ -9,24 +9,26 @@ collector, which ranks enter at other times, rank 0 makes changes, and no rank w
 from __future__ import annotations
 
 import builtins
-import errno
 import fcntl
 import glob
 import io
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
+import threading
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
+from filelock import AcquireReturnProxy, BaseFileLock  # which torch depends on
 
 from duoka.plain.caller import Caller
+from duoka.plain.null_file import of_files_only, open_null_file
 from duoka.plain.session import Session
 from duoka.private.python import PATH_FUNCTIONS
 
@@ -50,12 +52,7 @@ QUERIES: tuple[tuple[Any, str], ...] = (
     (glob, "glob"),
     (Path, "exists is_file is_dir is_symlink stat"),
 )
-# The same of other things, if the script asks. It sets `num_workers` by the cores, which changes streams.
-SETTINGS: tuple[tuple[Any, str], ...] = (
-    (os, "cpu_count sched_getaffinity"),
-    (shutil, "which"),
-    (builtins, "input"),
-)
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND  # a file opened with one is changed
 
 
 def install(session: Session) -> None:
@@ -85,12 +82,7 @@ def install(session: Session) -> None:
             return original(*args, **kwargs)
         return session.first(lambda: original(*args, **kwargs))
 
-    def ask_for_script(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not caller.is_script_call():
-            return original(*args, **kwargs)
-        return session.first(lambda: original(*args, **kwargs))
-
-    for function, table in ((act, ACTIONS), (ask, QUERIES), (ask_for_script, SETTINGS)):
+    for function, table in ((act, ACTIONS), (ask, QUERIES)):
         for space, names in table:
             patches.around(space, *names.split())(function)
     opening = _opening(session, caller)
@@ -180,65 +172,142 @@ def _position(file: Any) -> int:
     return file.tell() if file.seekable() else 0
 
 
-class NullFile(io.FileIO):
-    """A file that discards what is written, and keeps the position and size that the file `name` would have."""
+def install_descriptors(session: Session) -> None:
+    """Intercept `os.open`, `os.scandir` and `tempfile`: rank 0 opens the file, the others a null or unnamed one."""
+    caller, patches = session.caller, session.patches
 
-    def __init__(self, name: Any, *, size: int = 0, appends: bool = False) -> None:
-        super().__init__(os.devnull, "w")
-        self.name = name
-        self._size = self._at = size
-        self._appends = appends
+    def written(path: str) -> None:
+        caller.written.add(path)
+        caller.change([path])
 
-    def write(self, data: Any) -> int:
-        """Discard the data, and return its size in bytes."""
-        count = memoryview(data).nbytes
-        if count:  # writing nothing past the end does not extend a file
-            self._at = (self._size if self._appends else self._at) + count
-            self._size = max(self._size, self._at)
-        return count
+    def is_own(original: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        """Return whether a temporary file with these arguments is this rank's own."""
+        return not caller.shares_temporary(signature(original).bind(*args, **kwargs).arguments.get("dir"))
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position, as in a file."""
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._at = start + offset
-        return self._at
+    @patches.around(os, "open")
+    def open(original: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
+        where = os.path.abspath(os.fsdecode(path))
+        if not flags & WRITE_FLAGS or caller.is_private(where) or not caller.is_joint():
+            return original(path, flags, *args, **kwargs)
+        with caller.nested():
+            session.ranks.barrier()
+            descriptor, _ = session.open_first(lambda: original(path, flags, *args, **kwargs))
+            written(where)
+        return original(os.devnull, os.O_RDWR) if descriptor is None else descriptor
 
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
+    @patches.around(tempfile, "mkstemp")
+    def mkstemp(original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, str]:
+        if is_own(original, *args, **kwargs):
+            with caller.nested():
+                descriptor, path = original(*args, **kwargs)
+            caller.own_files.add(os.path.abspath(path))
+            return descriptor, path
+        with caller.nested():
+            made, name = session.open_first(lambda: original(*args, **kwargs), lambda made: made[1])
+            written(name)
+            return made[0] if made else os.open(os.devnull, os.O_RDWR), name
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    @patches.around(tempfile, "NamedTemporaryFile")
+    def named_temporary_file(original: Callable[..., Any], mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
+        if is_own(original, mode, *args, **kwargs):
+            with caller.nested():
+                file = original(mode, *args, **kwargs)
+            caller.own_files.add(os.path.abspath(file.name))
+            return file
+        with caller.nested():
+            file, name = session.open_first(lambda: original(mode, *args, **kwargs), lambda file: str(file.name))
+            written(name)
+            if file is None:  # this rank's own, outside of the script's folder, removed when it is closed
+                call = signature(original).bind(mode, *args, **kwargs)
+                call.arguments.update(dir=None, delete=True)
+                file = original(*call.args, **call.kwargs)
+        file.name, close = name, file.close
 
-    def truncate(self, size: int | None = None) -> int:
-        """Set the size, as of a file."""
-        self._size = self._at if size is None else size
-        return self._size
+        def close_together() -> None:
+            if caller.may_communicate():  # other ranks may still read it by name
+                session.ranks.barrier()
+            close()
+
+        file.close = close_together
+        return file
+
+    @patches.around(tempfile, "mkdtemp")
+    def mkdtemp(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_own(original, *args, **kwargs):
+            with caller.nested():
+                folder = original(*args, **kwargs)
+            caller.temporary.append(os.path.join(folder, ""))
+            return folder
+        with caller.nested():
+            name = session.first(lambda: original(*args, **kwargs))
+            caller.change([name])
+            return name
+
+    @patches.around(os, "scandir")
+    def scandir(original: Callable[..., Any], path: Any = ".") -> Any:
+        if isinstance(path, int) or not caller.asks_together(path) or not caller.is_joint():
+            return original(path)
+        with caller.nested():
+            names = session.first(lambda: [entry.name for entry in original(path)])
+            with original(path) as listing:
+                entries = {entry.name: entry for entry in listing}
+            session.ranks.barrier()  # no rank changes the folder before all have read it
+        return Entries([entries[name] for name in names if name in entries])
 
 
-def open_null_file(
-    name: Any,
-    mode: str,
-    buffering: int = -1,
-    encoding: str | None = None,
-    errors: str | None = None,
-    newline: str | None = None,
-    closefd: bool = True,
-    *,
-    size: int = 0,
-) -> Any:
-    """Return a null file, with the arguments of `open` for writing. size: of the file that is appended to."""
-    raw = NullFile(name, size=size, appends="a" in mode)
-    if "b" in mode:
-        return raw if buffering == 0 else io.BufferedWriter(raw)
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, newline, line_buffering=buffering == 1)
+class Entries:
+    """A replacement of the iterator that `os.scandir` returns, over a list."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the remaining entries."""
+        self._entries = iter([])
 
 
-def of_files_only(original: Callable[..., None], descriptor: Any, *args: Any) -> None:
-    """Call `os.fsync` and the like, but not for null files, for which they fail."""
-    status = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
-    if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.stat(os.devnull).st_rdev:
-        original(descriptor, *args)
+def install_locks(session: Session) -> None:
+    """Intercept `acquire` and `release` of `filelock`'s locks; the script's are taken once for all ranks.
+
+    While a library holds a lock (as `datasets` does around its cache), its rank reads and writes files without the
+    other ranks: these may wait for the lock, so waiting for them would be a deadlock.
+    """
+    caller = session.caller
+    taken: WeakKeyDictionary[BaseFileLock, int] = WeakKeyDictionary()  # the script's locks -> times, on every rank
+
+    @session.patches.around(BaseFileLock, "acquire")
+    def acquire(original: Callable[..., Any], self: BaseFileLock, *args: Any, **kwargs: Any) -> Any:
+        if caller.is_script_call(through="filelock"):
+            session.first(lambda: original(self, *args, **kwargs) and None)
+            taken[self] = taken.get(self, 0) + 1
+            return AcquireReturnProxy(self)
+        caller.locks[self] = threading.get_ident()  # it opens its file on each rank, too
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if not self.is_locked:
+                caller.locks.pop(self, None)
+
+    @session.patches.around(BaseFileLock, "release")
+    def release(original: Callable[..., Any], self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
+        # if in `taken`: the garbage collector releases others, on each rank at another time
+        if self in taken and caller.is_script_call(through="filelock"):
+            session.ranks.barrier()  # others may still change what it protects
+            taken[self] -= 1
+            if not taken[self]:
+                del taken[self]
+        original(self, *args, **kwargs)
+        if not self.is_locked:
+            caller.locks.pop(self, None)

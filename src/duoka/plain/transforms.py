@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.func
-from torch import nn
+from torch import Tensor, nn
 
+from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.private.torch import SCRIPTED
+from duoka.private.torch import FRAMES_UP, SCRIPTED, before_calls, parameters_in, tree_map_only, version_of
+from duoka.system.user_code import user_line
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.whole import compute_whole
-from duoka.view.tensor.batch import batches_in
+from duoka.view.tensor.batch import BatchTensor, batches_in
 
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
 APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call
@@ -64,3 +68,92 @@ def install(session: Session) -> None:
     for kind in SCRIPTED:
         patches.around(kind, "__call__")(call_scripted)
     patches.replace(torch, "cond", of_all_rows)
+
+
+Update = Callable[[], None]
+
+
+def install_scripting(session: Session) -> None:
+    """Intercept `torch.jit.script`, `trace` and `save`: TorchScript compiles the source of torch's own functions.
+
+    A module that is made of a sharded one has whole copies of its parameters. They get the new values before the
+    module is called or saved. The gradient of a copy is an error, as the sharded parameter would not get it.
+    """
+    updates: WeakKeyDictionary[nn.Module, Update] = WeakKeyDictionary()
+
+    @session.patches.around(torch.jit, "script", "trace")
+    def script(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if original.__name__ == "script":  # it looks up names in its caller's frame, now two further up
+            kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 2
+        args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))  # for `trace`
+        with (
+            session.patches.functions_put_back(),
+            session.calls.computed_whole(),
+            _whole_copies(args[0] if args else None) as copies,
+        ):
+            made = original(*args, **kwargs)
+        if copies:
+            updates[made] = update = _update(copies)
+            before_calls(made, update)
+        return made
+
+    @session.patches.around(torch.jit, "save")
+    @session.patches.around(torch.jit.ScriptModule, "save")
+    def save(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        updates.get(module, lambda: None)()
+        return original(module, *args, **kwargs)
+
+
+def _example(batch: BatchTensor) -> Any:
+    if getattr(batch, "duoka_unsharded", None) is not None:  # a parameter
+        return batch
+    return batch.full_tensor().detach().requires_grad_(batch._shares[0]._local.requires_grad)
+
+
+@contextmanager
+def _whole_copies(module: Any) -> Iterator[dict[BatchTensor, nn.Parameter]]:
+    """Put whole copies in place of the sharded parameters of a module, if it is one, while the context is open."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    tables: list[dict[str, Any]] = [parameters_in(part) for part in parts]
+    replaced = [(table, *item) for table in tables for item in table.items() if isinstance(item[1], BatchTensor)]
+    copies = {sharded: _copy(sharded) for _, _, sharded in replaced}
+    for table, name, sharded in replaced:
+        table[name] = copies[sharded]
+    try:
+        yield copies
+    finally:
+        for table, name, sharded in replaced:
+            table[name] = sharded
+
+
+def _copy(sharded: BatchTensor) -> nn.Parameter:
+    copy = nn.Parameter(sharded.full_tensor().detach().clone(), sharded.requires_grad)
+
+    def refuse(gradient: Tensor) -> None:
+        raise Refused(
+            f"{user_line()}: a module of TorchScript that was made of a sharded model has copies of its parameters, "
+            "which cannot be trained; train the model itself, or use another strategy"
+        )
+
+    if copy.requires_grad:
+        copy.register_hook(refuse)
+    return copy
+
+
+def _update(copies: dict[BatchTensor, nn.Parameter]) -> Update:
+    """Return a function that gives the copies the new values, which all ranks must call."""
+
+    def versions() -> list[tuple[int, int]]:
+        return [(id(sharded._rows), version_of(sharded._rows)) for sharded in copies]
+
+    known = versions()
+
+    def update() -> None:
+        if known == (now := versions()):
+            return
+        known[:] = now
+        with torch.no_grad():
+            for sharded, copy in copies.items():
+                copy.copy_(sharded.full_tensor())
+
+    return update

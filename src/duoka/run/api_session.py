@@ -10,7 +10,7 @@ import torch
 
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
-from duoka.plain import autograd, constructors, modules, optimizers, scripting, transforms
+from duoka.plain import autograd, constructors, modules, optimizers, transforms
 from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
@@ -22,7 +22,7 @@ INTERCEPTIONS = (  # as in a plain script
     autograd.install,
     autograd.install_hooks,
     constructors.install,
-    scripting.install,
+    transforms.install_scripting,
     transforms.install,
     optimizers.install,
 )

@@ -25,7 +25,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from duoka.plain.descriptors import WRITE_FLAGS, Entries
+from duoka.plain.files import WRITE_FLAGS, Entries
 from duoka.private.python import update_paths
 
 _REMOVED = ".gone"  # marks a file or folder that the script has removed
