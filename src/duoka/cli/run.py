@@ -208,15 +208,17 @@ def _start(plan: Plan) -> int:
         lines = details(plan).splitlines() if plan.verbosity == "verbose" else header(plan)
         print("\n".join(f"duoka: {line}" for line in lines), file=sys.stderr, flush=True)
 
-    from duoka.launchers import launch  # imports torch; a plan is made without it
+    if plan.is_for_one and not (plan.restarts or plan.report):
+        from duoka.launchers.inline import run_inline
 
-    code = launch(plan)
-    if not plan.is_for_one or plan.restarts or plan.report:  # the script ran in workers; unloading torch takes time
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed: `>&-`
-            with suppress(OSError):
-                stream.flush()
-        os._exit(code)
-    return code
+        return run_inline(plan)
+    from duoka.launchers.local import run_local  # imports torch; a plan is made without it
+
+    code = run_local(plan)
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed: `>&-`
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)  # the script ran in workers; unloading torch takes time
 
 
 command = ScriptCommand("run", callback=run, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)

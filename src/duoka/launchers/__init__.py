@@ -16,23 +16,3 @@ verdict.py        finds out why a run ended
 restarts.py       restarts a run after a fault
 report.py         the messages about a run that ended badly (hints.py, divergence.py)
 """
-
-from __future__ import annotations
-
-from duoka.planning.plan import Plan
-
-
-def launch(plan: Plan) -> int:
-    """Run what was planned, and return the exit code.
-
-    Raises:
-        AskedError: something that was asked for cannot be had.
-        WorkerFailed: a worker cannot be started.
-    """
-    if plan.is_for_one and not (plan.restarts or plan.report):
-        from duoka.launchers.inline import run_inline
-
-        return run_inline(plan)
-    from duoka.launchers.local import run_local
-
-    return run_local(plan)
