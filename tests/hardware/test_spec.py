@@ -129,9 +129,22 @@ requests = st.one_of(
 )
 
 
+def written(request: Request) -> str:
+    """Write a request in the grammar."""
+    if request.pick:
+        return f"{request.pick}:{request.count}" + f",mem>={request.memory}" * bool(request.memory)
+    if request.uuids:
+        return ",".join(request.uuids)
+    if request.indices:
+        return f"{request.type}:{','.join(map(str, request.indices))}"
+    if request.count is None:
+        return request.type
+    return str(request.count) if request.type == "auto" else f"{request.type}:{request.count}"
+
+
 @given(requests)
 def test_what_is_written_reads_the_same(request_: Request) -> None:
-    assert parse(str(request_)) == request_
+    assert parse(written(request_)) == request_
 
 
 @given(st.integers(0, MOST_WORKERS - 1), st.integers(0, 30))

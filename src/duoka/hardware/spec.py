@@ -51,19 +51,7 @@ class Request:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """The request in the syntax of `--devices`."""
-        if self.text:
-            return self.text
-        if self.pick:
-            return f"{self.pick}:{self.count}{f',mem>={_size(self.memory)}' if self.memory else ''}"
-        if self.uuids:
-            return ",".join(self.uuids)
-        if self.indices:
-            numbers = ",".join(map(str, self.indices))
-            return f"{self.type}:{numbers}"
-        if self.count is None:
-            return self.type
-        return str(self.count) if self.type == "auto" else f"{self.type}:{self.count}"
+        return self.text
 
 
 def parse(text: str) -> Request:
@@ -123,13 +111,6 @@ def _uuids(text: str, word: str) -> tuple[str, ...]:
     if len(set(uuids)) < len(uuids):
         raise _wrong(text, "a UUID is given twice, and a device has one worker")
     return uuids
-
-
-def _size(memory: int) -> str:
-    """Format bytes in the largest unit that divides them: `10G`."""
-    units = [(unit, size) for unit, size in UNITS.items() if memory % size == 0]
-    unit, size = units[-1]
-    return f"{memory // size}{unit.upper()}"
 
 
 def _count(text: str, digits: str) -> int:
