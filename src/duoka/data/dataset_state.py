@@ -21,7 +21,7 @@ import numpy as np
 from torch import Generator, Tensor
 
 from duoka.private.torch import version_of
-from duoka.system.modules import is_users
+from duoka.system.user_code import is_users
 
 _DEPTH = 6  # levels of nesting that are searched
 _LONG = 1000  # entries of a list or dict that are compared one by one

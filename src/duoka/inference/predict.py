@@ -33,11 +33,8 @@ WINDOW = 4  # batches for each device that are read and not yet yielded
 class JobRanks(Protocol):
     """The ranks of a job, as one of them sees them."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
+    rank: int
+    world_size: int
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's `value`, which must be picklable, in the order of ranks. A collective call."""

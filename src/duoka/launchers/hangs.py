@@ -16,8 +16,8 @@ from duoka.launchers.worker import STACKS_SIGNAL
 from duoka.launchers.workers import Worker, WorkerGroup
 from duoka.supervision.status_board import CollectiveMismatch, RankProgress, StatusBoard
 from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
-from duoka.system.modules import is_installed, is_users
 from duoka.system.processes import odd_state, process_state, work_done
+from duoka.system.user_code import is_installed, is_users
 
 TO_ANSWER = 1.0  # seconds for a worker to dump its stacks
 TO_LOOK = 1.0  # seconds after which a rank's status, updated twice a second, counts as outdated

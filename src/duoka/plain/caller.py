@@ -19,8 +19,7 @@ from filelock import BaseFileLock  # which torch depends on
 from duoka.collectives.base import Collectives
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import place_of
-from duoka.system.modules import is_standard
-from duoka.system.user_code import is_users_frame
+from duoka.system.user_code import is_standard, is_users_frame
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 

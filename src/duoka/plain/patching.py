@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from duoka.private.torch import LAZY_METHODS
-from duoka.system.modules import is_users
+from duoka.system.user_code import is_users
 
 F = TypeVar("F", bound=Callable[..., Any])
 

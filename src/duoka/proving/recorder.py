@@ -26,8 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from duoka.checkpoint.names import WRAPPERS
 from duoka.private.torch import TENSORS_AND_CHILDREN, children_in, keystr, tree_flatten_with_path
 from duoka.proving.recording import ROW_DIGEST, RecordingWriter, TensorKind, batches_file
-from duoka.system.modules import is_users
-from duoka.system.user_code import user_line
+from duoka.system.user_code import is_users, user_line
 from duoka.trials.observer import TrialObserver, opened, replace_function, watch_loaders
 from duoka.view.tensor.batch import BatchTensor
 

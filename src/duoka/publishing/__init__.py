@@ -22,7 +22,7 @@ from duoka.origins.process import Process
 from duoka.supervision.rings import TEXT
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.messages import observe
-from duoka.system.modules import after_import
+from duoka.system.user_code import after_import
 
 MOST_ITERATORS = 64  # that are remembered
 EVERY = 0.1  # seconds between two states of progress bars

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from duoka.supervision.status_board import RING, Collective, StatusSlot
-from duoka.system.modules import is_users
+from duoka.system.user_code import is_users
 
 PERIOD = 0.5  # seconds between two reads
 DEFAULT_GROUP = "0"

@@ -17,7 +17,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from duoka.errors import DuokaError
-from duoka.system.modules import is_installed, is_standard, is_users
+from duoka.system.user_code import is_installed, is_standard, is_users
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 RUNS_SCRIPTS = os.path.join(OURS, "script", "target.py")  # frames outside of its own do not belong to the script

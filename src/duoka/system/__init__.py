@@ -3,8 +3,8 @@
 disk        crash-safe writes: a file is the old or the new one
 libc        functions of the C library that Python does not offer
 machine     a unique name of this machine, and the folder in which a user's processes share files
-modules     whose a file of code is, and functions that are called when a module has been imported
 messages    what duoka says: lines, untrusted text without control characters, seconds in words
 processes   the state of a process
 time_limit  a call with a time limit
+user_code   whose a file is, the running line of the script, and functions that are called after an import
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import duoka
-from duoka.system.modules import after_import, is_standard, is_users
+from duoka.system.user_code import after_import, is_standard, is_users
 
 
 @pytest.mark.parametrize(
