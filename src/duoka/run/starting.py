@@ -93,11 +93,24 @@ def start(
     origin = process.origin or find_origin()
     if seed is None and isinstance(origin, Forked):
         seed = origin.seed
-    settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout, row_independent)
-    settings = replace(settings, cpu_offload=cpu_offload)
-    if rows is not None:
-        weights, measures = shares_of(rows, origin.world_size)
-        settings = replace(settings, weights=weights, measures_rows=measures)
+    defaults = origin.plan if isinstance(origin, Forked) else None
+    names = (row_independent,) if isinstance(row_independent, str) else row_independent
+    weights, measures = (None, None) if rows is None else shares_of(rows, origin.world_size)
+    settings = _settings(
+        defaults.run_settings if defaults else RunSettings(),
+        batch_norm=batch_norm,
+        randomness=randomness,
+        loading=loading,
+        compress=compress,
+        row_independent=None if names is None else tuple(names),
+        cpu_offload=cpu_offload,
+        weights=weights,
+        measures_rows=measures,
+    )
+    if timeout is None:
+        timeout = defaults.timeout if defaults else TIMEOUT
+    if not 0 < timeout <= LONGEST:
+        raise OptionError("timeout", timeout, "more than 0 seconds and at most 30 days")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
         raise OptionError("seed", seed, "a whole number from 0 to 2**63 - 1, or None")
     logs = check_logs(log)
@@ -116,39 +129,14 @@ def start(
     return run
 
 
-def _settings(
-    origin: Origin,
-    batch_norm: BatchNorm | None,
-    randomness: Randomness | None,
-    loading: Loading | None,
-    compress: str,
-    timeout: float | None,
-    row_independent: Sequence[str] | None,
-) -> tuple[RunSettings, float]:
-    defaults = origin.plan if isinstance(origin, Forked) else None
-    settings = defaults.run_settings if defaults else RunSettings()
-    settings = replace(
-        settings,
-        batch_norm=batch_norm or settings.batch_norm,
-        randomness=randomness or settings.randomness,
-        loading=loading or settings.loading,
-        compress=compress,
-        row_independent=settings.row_independent if row_independent is None else _names(row_independent),
-    )
+def _settings(defaults: RunSettings, **options: Any) -> RunSettings:
+    """Return the defaults changed by the options that are not None. Raises OptionError if one is not allowed."""
+    settings = replace(defaults, **{name: value for name, value in options.items() if value is not None})
     compression(settings.compress)  # raises an error for an unknown method
-    one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
-    one_of("randomness", settings.randomness, get_args(Randomness))
-    one_of("loading", settings.loading, get_args(Loading))
-    seconds = timeout if timeout is not None else defaults.timeout if defaults else TIMEOUT
-    if not 0 < seconds <= LONGEST:
-        raise OptionError("timeout", seconds, "more than 0 seconds and at most 30 days")
-    return settings, seconds
-
-
-def _names(words: Sequence[str]) -> tuple[str, ...]:
-    names = (words,) if isinstance(words, str) else tuple(words)
-    check_names("row_independent", names)
-    return names
+    for name, allowed in (("batch_norm", BatchNorm), ("randomness", Randomness), ("loading", Loading)):
+        one_of(name, getattr(settings, name), get_args(allowed))
+    check_names("row_independent", settings.row_independent)
+    return settings
 
 
 def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
