@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from duoka.collectives.base import Collectives
 from duoka.planning.options import RunSettings
@@ -26,20 +26,16 @@ def create(settings: RunSettings, ranks: Collectives, every: bool = True) -> Str
     def rng_digest() -> int:
         return random_digest() & 0xFFFF
 
-    def sharded(machines: Sequence[Sequence[int]]) -> Strategy:
-        method = compression(settings.compress)
-        blocks, recomputes = settings.blocks, settings.checkpoint_activations
-        return Fsdp(ranks, rng_digest, blocks, recomputes, every, method, machines, settings.cpu_offload)
-
-    def exact() -> Strategy:
-        counts = weighted_sizes(settings.shares, settings.weights or [1.0] * ranks.world_size)
-        return Exact(ranks, counts, rng_digest=rng_digest)
-
+    method = compression(settings.compress)
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
-        "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=compression(settings.compress)),
-        "fsdp": lambda: sharded(()),
-        "hsdp": lambda: sharded(settings.machines),
-        "exact": exact,
+        "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=method),
+        "fsdp": lambda: Fsdp(ranks, settings, rng_digest, method, every),
+        "hsdp": lambda: Fsdp(ranks, settings, rng_digest, method, every, settings.machines),
+        "exact": lambda: Exact(
+            ranks,
+            weighted_sizes(settings.shares, settings.weights or [1.0] * ranks.world_size),
+            rng_digest=rng_digest,
+        ),
     }
     return makers[settings.strategy]()

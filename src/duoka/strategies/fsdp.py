@@ -26,6 +26,7 @@ from duoka.collectives.part import PartCollectives
 from duoka.collectives.process import ProcessCollectives
 from duoka.errors import Refused
 from duoka.hardware.accelerator import best, memory_of
+from duoka.planning.options import RunSettings
 from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
@@ -33,7 +34,7 @@ from duoka.sharding.division import divide, groups
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.parameter import Sharded, shard, shard_dimension, shard_like
 from duoka.strategies.buckets import WholeHook
-from duoka.strategies.compress import Compression, uncompressed
+from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
 from duoka.system import libc
 from duoka.system.user_code import user_line
@@ -283,40 +284,36 @@ def _move_hooks(hooks: dict[int, Any], parameter: Any) -> None:
 class Fsdp(Ddp):
     """Sharded parameters of models; others are replicated, and their gradients averaged.
 
-    names: classes of the modules that are blocks; empty: found in lists. recomputes: whether blocks compute their
-    activations again in the backward pass. every: whether every model is sharded, or those given to `shard`.
-    machines: the ranks of each machine, each of which holds a copy of the model; empty: there is one copy. offloads:
-    whether parts stay in the host's memory.
+    settings: which modules are blocks, whether these compute their activations again, and where parts are. every:
+    whether every model is sharded, or those given to `shard`. machines: the ranks of each machine, each of which
+    holds a copy of the model; empty: there is one copy.
     """
 
     def __init__(
         self,
         ranks: Collectives,
-        rng_digest: Callable[[], int] = lambda: 0,
-        names: Sequence[str] = (),
-        recomputes: bool = False,
-        every: bool = True,
-        compression: Compression = uncompressed,
+        settings: RunSettings,
+        rng_digest: Callable[[], int],
+        compression: Compression,
+        every: bool,
         machines: Sequence[Sequence[int]] = (),
-        offloads: bool = False,
     ) -> None:
         super().__init__(ranks, rng_digest=rng_digest, compression=compression)
-        self._offloads = offloads
-        self._machines = machines
-        self._names, self._recomputes, self._every = names, recomputes, every
+        self._settings, self._every, self._machines = settings, every, machines
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = self._view = super().view(ranks, say)
-        if self._offloads:  # else collectives in the graph of gradients would come in the order in which threads run
+        offloads = self._settings.cpu_offload
+        if offloads:  # else collectives in the graph of gradients would come in the order in which threads run
             set_multithreading_enabled(False)
             self._group_alike = getattr(*GROUP_ALIKE)
             setattr(*GROUP_ALIKE, staticmethod(partial(_group_on_host, self._group_alike)))
-        make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._names, self._every)
-        self._make = partial(make, offloads=self._offloads)
+        make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._settings.blocks, self._every)
+        self._make = partial(make, offloads=offloads)
         self._sharding = self._make(self._machines)
         view.sharded.append(self._sharding.view)
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
-        if self._recomputes:
+        if self._settings.checkpoint_activations:
             view.recomputed = self._sharding.blocks
         view.has_sharded = self._every
         return view
@@ -369,7 +366,7 @@ class Fsdp(Ddp):
 
     def close(self) -> None:
         super().close()
-        if self._offloads:
+        if self._settings.cpu_offload:
             set_multithreading_enabled(True)
             setattr(*GROUP_ALIKE, staticmethod(self._group_alike))
         self._sharding.close()
