@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from duoka.proving.recorder import BatchRecorder
-from duoka.proving.recording import Recording, RecordingWriter, TensorKind
+from duoka.proving.recording import Recording, RecordingWriter
 
 
 def record(
@@ -26,11 +26,10 @@ def record(
     folder.mkdir()
     writer = RecordingWriter(folder, len(states))
     for step, tensors in enumerate(states):
-        entries: list[tuple[str, Tensor, TensorKind]] = [
-            (name, tensor, "parameter") for name, tensor in tensors.items()
-        ]
-        writer.write_gradients((gradients or {}).get(step, {}).items())
-        writer.write(step, [0.5], entries)
+        of_step = (gradients or {}).get(step, {})
+        writer.add((f"gradient of {name}", gradient, "gradient") for name, gradient in of_step.items())
+        writer.add((name, tensor, "parameter") for name, tensor in tensors.items())
+        writer.end(step, [0.5])
     writer.close()
     seen = BatchRecorder(folder, 0, own_rows=False)
     for step, batch in enumerate(batches, 1):

@@ -26,7 +26,7 @@ def test_the_same_bits(tmp_path: Path) -> None:
     comparison = of(tmp_path, states, states)
     assert comparison.same_bits
     assert comparison.steps == (3, 3)
-    assert (tmp_path / "first/tensors.bin").stat().st_size == 3 * 16  # what has not changed is written once
+    assert (tmp_path / "first/tensors.npy").stat().st_size == 3 * (128 + 16)  # what has not changed is written once
 
 
 def test_the_first_place_and_how_far(tmp_path: Path) -> None:

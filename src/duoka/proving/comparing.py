@@ -90,7 +90,7 @@ def _gaps(first: Recording, second: Recording) -> Iterator[Gap]:
             if theirs is None:
                 yield _problem(state.step, name, "is in the first run only")
             elif (theirs.shape, theirs.dtype) != (entry.shape, entry.dtype):
-                shapes = f"{list(entry.shape)} {entry.dtype} and {list(theirs.shape)} {theirs.dtype}"
+                shapes = f"{entry.shape} {entry.dtype} and {theirs.shape} {theirs.dtype}"
                 yield _problem(state.step, name, f"is {shapes}")
             elif theirs.digest != entry.digest:
                 gap = _gap(state.step, (first, entry), (second, theirs), start.get(name))

@@ -209,21 +209,23 @@ class Recorder(TrialObserver):
     def _record_gradients(self, optimizer: Optimizer) -> None:
         self._names.number(optimizer)
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        gradients = (
-            (name, _full_tensor(tensor.grad))
+        self._write(
+            (f"gradient of {name}", tensor.grad, "gradient")
             for name, tensor, _ in self._names.tensors()
             if id(tensor) in updated and tensor.grad is not None
         )
-        if self._writer is not None:
-            self._writer.write_gradients(gradients)
-        deque(gradients, maxlen=0)  # gathering a DTensor needs every rank
 
     def _record(self, optimizer: Optimizer) -> None:
         self._names.number(optimizer)
-        tensors = ((name, _full_tensor(tensor), kind) for name, tensor, kind in self._names.tensors())
+        self._write(self._names.tensors())
         if self._writer is not None:
-            self._writer.write(self.steps, [float(loss) for loss in self._losses], tensors)
-        deque(tensors, maxlen=0)  # gathering a DTensor needs every rank
+            self._writer.end(self.steps, [float(loss) for loss in self._losses])
+
+    def _write(self, tensors: Iterable[tuple[str, Tensor, TensorKind]]) -> None:
+        whole = ((name, _full_tensor(tensor), kind) for name, tensor, kind in tensors)
+        if self._writer is not None:
+            self._writer.add(whole)
+        deque(whole, maxlen=0)  # gathering a DTensor needs every rank
 
     def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
