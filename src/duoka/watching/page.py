@@ -25,7 +25,7 @@ from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.history import History, Point, RunEvent
 from duoka.watching.html import Axis, Line, Mark, Segments, area_chart, document, head, line_chart, table
 from duoka.watching.progress import MOST_LOGGED, read_position
-from duoka.watching.record import PublishedRun, RunRecord, open_board, take
+from duoka.watching.record import PublishedRun, RunRecord, open_board, record_of, take
 from duoka.watching.sample import RunSample, parts_shown
 from duoka.watching.showing import columns
 from duoka.watching.watcher import RunState, RunWatcher, findings, name_on_machines, only_these, worst
@@ -226,103 +226,92 @@ def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:
     return [[point for point in points if low <= point.time < high] for low, high in pairwise(ends)]
 
 
+REFRESH = 1  # seconds after which a browser loads the page again
+
+
+class WatchedRun:
+    """The history of a run from now on, and its page."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record, self.history = record, History(time.monotonic())
+        self.history.begin()
+        self._board: StatusBoard | None = None
+        self._end: RunEnd | None = None
+        self._position = ""
+        self._lock = threading.Lock()  # the page is made in the threads of requests
+
+    def look(
+        self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None, board: StatusBoard | None = None
+    ) -> None:
+        """Take a sample. record: as it is now. gpus: by the names of their devices. board: of this process."""
+        with self._lock:
+            self.note(record)
+            self._board = board or self._board or open_board(record)
+            if self._board is not None:
+                self.history.read_output(self._board.script_output)
+                if record.is_alive:
+                    self.history.add(take(record, self._board))
+                used = {name: gpu for name, gpu in (gpus or {}).items() if name in record.devices}
+                self.history.look_at(time.monotonic(), used)
+                self._position = read_position(self._board, time.monotonic()).words()
+
+    def note(self, record: RunRecord) -> None:
+        """Note faults and a restart since the last record."""
+        seen = len(self._record.faults)
+        for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
+            self.history.events.append(RunEvent(time.monotonic(), fault, report))
+        if record.attempt != self._record.attempt:
+            self.history.begin()
+            self.history.events.append(RunEvent(time.monotonic(), f"restart {record.attempt}"))
+            self._board = None
+        self._record = record
+
+    def end(self, record: RunRecord, without_code: str = "has ended", steps: int | None = None) -> None:
+        """Note the end. without_code: words for a run that left no exit code. steps: of all ranks."""
+        with self._lock:
+            self.note(record)
+            self.history.finish()
+            self._end = RunEnd(record.code, time.monotonic(), without_code if record.code is None else "", steps)
+
+    def page(self) -> str:
+        """Return the page as it is now; browsers load it again until the run has ended."""
+        with self._lock:
+            if self._end is not None:
+                return page(self._record, self.history, self._end)
+            return page(self._record, self.history, RunEnd(None, time.monotonic(), "runs"), REFRESH, self._position)
+
+
 class ReportedRun(PublishedRun):
-    """Takes samples while the run goes on, and writes the page when it is closed. say: prints a line."""
+    """A run of this process that is also watched, and whose page is written at the end. say: prints a line."""
 
     def __init__(
         self, plan: Plan, path: Path, say: Callable[[str], None], folder: Path | None = None, run: str = ""
     ) -> None:
+        self._report, self._say, self._watched = path, say, WatchedRun(record_of(plan, run))
         super().__init__(plan, folder, run)
-        self._report, self._say = path, say
-        self._history = History(time.monotonic())
-
-    def begin(self, attempt: int, ranks: range) -> StatusBoard:
-        self._history.begin()
-        return super().begin(attempt, ranks)
-
-    def started(self, pids: Sequence[int]) -> None:
-        super().started(pids)
-        if self.record.attempt:
-            self._history.events.append(RunEvent(time.monotonic(), f"restart {self.record.attempt}"))
 
     def look(self) -> None:
-        now = time.monotonic()
-        if self._status is not None and self._history.is_due(now):
-            self._history.read_output(self._status.script_output)
-            if (sample := self.sample()) is not None:
-                self._history.add(sample)
+        if self._status is not None and self._watched.history.is_due(time.monotonic()):
+            self._watched.look(self.record, board=self._status)
 
-    def failed(self, cause: str, report: str = "") -> None:
-        super().failed(cause, report)
-        self._history.events.append(RunEvent(time.monotonic(), cause, report))
+    def _publish(self) -> None:
+        super()._publish()
+        self._watched.note(self.record)
 
     def close(self) -> None:
-        now = time.monotonic()
         steps = None
         if self._status is not None:
-            self._history.read_output(self._status.script_output)
+            self._watched.history.read_output(self._status.script_output)
             steps = min(self._status.counters(rank).steps for rank in self._status.ranks)
-        self._history.finish()
         super().close()
+        self._watched.end(self.record, "did not run", steps)
         try:
-            text = page(self.record, self._history, RunEnd(self.record.code, now, steps=steps))
-            disk.replace_by(self._report, text.encode())
+            disk.replace_by(self._report, self._watched.page().encode())
         except OSError as error:
             self._say(f"the report cannot be written to {self._report}: {error.strerror}")
 
 
 LOOPBACK = "127.0.0.1"
-REFRESH = 1  # seconds after which a browser loads the page again
-
-
-class WatchedRun:
-    """The history of a run of another process, from now on."""
-
-    def __init__(self, record: RunRecord) -> None:
-        self._record, self._history = record, History(time.monotonic())
-        self._history.begin()
-        self._board: StatusBoard | None = None
-        self._over: float | None = None
-        self._position = ""
-        self._lock = threading.Lock()  # the page is made in the threads of requests
-
-    def look(self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None) -> None:
-        """Take a sample. record: of the run as it is now. gpus: by the names of their devices."""
-        with self._lock:
-            self._note_faults(record)
-            before, self._record = self._record, record
-            if record.attempt != before.attempt:
-                self._history.begin()
-                self._history.events.append(RunEvent(time.monotonic(), f"restart {record.attempt}"))
-                self._board = None
-            if self._board is None and record.board != -1:
-                self._board = open_board(record)
-            if self._board is not None:
-                self._history.add(take(record, self._board))
-                self._history.read_output(self._board.script_output)
-                used = {name: gpu for name, gpu in (gpus or {}).items() if name in record.devices}
-                self._history.look_at(time.monotonic(), used)
-                self._position = read_position(self._board, time.monotonic()).words()
-
-    def end(self, record: RunRecord) -> None:
-        with self._lock:
-            self._over = time.monotonic()
-            self._note_faults(record)
-            self._record = record
-            self._history.finish()
-
-    def _note_faults(self, record: RunRecord) -> None:
-        seen = len(self._record.faults)
-        for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
-            self._history.events.append(RunEvent(time.monotonic(), fault, report))
-
-    def page(self) -> str:
-        """Return the page as it is now; browsers load it again until the run has ended."""
-        with self._lock:
-            if self._over is not None:
-                words = "has ended" if self._record.code is None else ""
-                return page(self._record, self._history, RunEnd(self._record.code, self._over, words))
-            return page(self._record, self._history, RunEnd(None, time.monotonic(), "runs"), REFRESH, self._position)
 
 
 @contextmanager

@@ -80,6 +80,11 @@ class RunRecord:
     def ranks(self) -> range:
         return range(self.first, self.first + len(self.pids))
 
+    @property
+    def is_alive(self) -> bool:
+        """True from the start of all workers to the end of the first one, which then has no counters."""
+        return bool(self.pids) and all(os.path.exists(f"/proc/{pid}/exe") for pid in self.pids)
+
 
 def record_of(plan: Plan, run: str = "") -> RunRecord:
     """Return the record of a run of this process that begins now. run: its name, equal on all machines."""
@@ -117,7 +122,7 @@ class PublishedRun:
         if is_shown:
             with suppress(OSError):
                 self._file = _create_locked(self._path)
-        self._write()
+        self._publish()
 
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
         """Return the status board of an attempt."""
@@ -130,14 +135,11 @@ class PublishedRun:
     def started(self, pids: Sequence[int]) -> None:
         """Publish that the workers of the attempt have these pids."""
         self.record = replace(self.record, pids=tuple(pids))
-        self._write()
+        self._publish()
 
     def sample(self) -> RunSample | None:
         """Return a sample of the attempt; None before its workers have started, and when one of them has ended."""
-        pids = self.record.pids
-        if self._status is None or not pids or not all(os.path.exists(f"/proc/{pid}/exe") for pid in pids):
-            return None  # the ended have no counters
-        return take(self.record, self._status)
+        return take(self.record, self._status) if self._status is not None and self.record.is_alive else None
 
     def look(self) -> None:
         """Take a sample, for a report of the run."""
@@ -147,12 +149,12 @@ class PublishedRun:
         reports = [*self.record.reports, report[-LONGEST:]]
         reports[:-MOST_REPORTS] = [""] * len(reports[:-MOST_REPORTS])
         self.record = replace(self.record, faults=(*self.record.faults, cause), reports=tuple(reports))
-        self._write()
+        self._publish()
 
     def ended(self, code: int) -> None:
         """Publish the exit code of the run."""
         self.record = replace(self.record, code=code)
-        self._write()
+        self._publish()
 
     def close(self) -> None:
         """Remove the record."""
@@ -169,7 +171,7 @@ class PublishedRun:
             os.close(self._board)
             self._board = -1
 
-    def _write(self) -> None:
+    def _publish(self) -> None:
         if self._file == -1:
             return
         line = json.dumps(asdict(self.record)).encode() + b"\n"
