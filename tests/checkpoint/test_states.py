@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from duoka.checkpoint.formats import LoadedTensor
 from duoka.checkpoint.states import join, split
 from duoka.errors import CheckpointError
 
@@ -29,7 +30,8 @@ VALUES = st.recursive(
 
 def through(value: Any) -> Any:
     tree, tensors = split(value, "at")
-    return join(json.loads(json.dumps(tree, allow_nan=False)), tensors)
+    stored = {name: LoadedTensor(tensor) for name, tensor in tensors.items()}
+    return join(json.loads(json.dumps(tree, allow_nan=False)), stored, reads=True)
 
 
 def alike(one: Any, other: Any) -> bool:

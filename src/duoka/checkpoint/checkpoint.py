@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from duoka.checkpoint import directory
-from duoka.checkpoint.directory import TREES, CheckpointReader, Lock, Manifest, StateEntry
+from duoka.checkpoint.directory import TREES, Lock, Manifest, StateEntry, is_number
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.sharded import are_first, share_files
@@ -86,7 +86,18 @@ class Checkpoint:
         keep: int | None = 2,
         best: Literal["max", "min"] | None = None,
     ) -> None:
-        _check_options(states, every_steps, every_epochs, every_seconds, keep, best)
+        wrong = [name for name in states if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)]
+        wrong += [name for name in (RANDOM, "states", "manifest") if name in states]
+        if wrong:
+            allowed = "named by letters, digits, '_', '-' and '.', and not 'random', 'states' or 'manifest'"
+            raise OptionError("states", wrong[0], allowed)
+        for option, count in (("every_steps", every_steps), ("every_epochs", every_epochs), ("keep", keep)):
+            if count is not None and (type(count) is not int or count < 1):
+                raise OptionError(option, count, "a whole number from 1 on, or None")
+        if every_seconds is not None and not (is_number(every_seconds) and every_seconds > 0):
+            raise OptionError("every_seconds", every_seconds, "a number of seconds above 0, or None")
+        if best not in (None, "max", "min"):
+            raise OptionError("best", best, "'max', 'min' or None")
         self.directory = Path(directory)
         self.values = {name: state for name, state in states.items() if kind_of(state) == "value"}
         self.metric: float | None = None
@@ -213,7 +224,7 @@ class Checkpoint:
         """
         self.wait()
         metric = self.metric if metric is None else metric
-        if metric is not None and not directory.is_number(metric):
+        if metric is not None and not is_number(metric):
             raise OptionError("metric", metric, "an int or float, and not NaN", "of a tensor, use .item()")
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
@@ -252,7 +263,13 @@ class Checkpoint:
             if snapshot.files:
                 self._background.start(lambda: write_part(draft, snapshot, rank))
             return
-        made = _provenance(self._ranks.world_size)
+        made = {
+            "duoka": version("duoka"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "world_size": self._ranks.world_size,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
         manifest = Manifest(self.step_number, self.epoch, snapshot.states, {}, made, metric)
         self._restored = True  # from now on the directory holds checkpoints of this run
 
@@ -321,8 +338,7 @@ class Checkpoint:
         if newest is None:
             return None
         path, manifest = newest
-        reader = CheckpointReader(path, manifest)
-        together(self._ranks, lambda: self._load(reader), f"restoring {path}", CheckpointError)
+        together(self._ranks, lambda: self._load(path, manifest.states), f"restoring {path}", CheckpointError)
         self.step_number, self.epoch = manifest.step, manifest.epoch
         this_process().saved(manifest.step)
         self._next_check, self._checked_at = 0, (manifest.step, time.monotonic())
@@ -352,8 +368,7 @@ class Checkpoint:
             )
         return None
 
-    def _load(self, reader: CheckpointReader) -> None:
-        path, saved = reader.directory, reader.manifest.states
+    def _load(self, path: Path, saved: Mapping[str, StateEntry]) -> None:
         here, there = set(self._states.objects), set(saved)
         if here - there:
             raise CheckpointError(
@@ -362,22 +377,19 @@ class Checkpoint:
         if there - here:
             warnings.warn(f"not restored from {path}: {', '.join(sorted(there - here))}", stacklevel=5)
         try:
-            trees = reader.trees()
+            trees = directory.read_trees(path)
             for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may draw random numbers
-                self._load_state(name, reader, saved[name], trees)
+                kind, entry = self._states.kinds[name], saved[name]
+                if kind != entry.kind:
+                    raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {entry.kind} in {path}")
+                if kind == "model" and TREES not in entry.files:
+                    load_weights(self._states.objects[name], path / entry.files[0])
+                    continue
+                value = self._states.restore(name, trees.get(name), directory.read_tensors(path, entry))
+                if kind == "value":
+                    self.values[name] = value
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-    def _load_state(self, name: str, reader: CheckpointReader, entry: StateEntry, trees: Mapping[str, Any]) -> None:
-        kind = self._states.kinds[name]
-        if kind != entry.kind:
-            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {entry.kind} in {reader.directory}")
-        if kind == "model" and TREES not in entry.files:
-            load_weights(self._states.objects[name], reader.directory / entry.files[0])
-            return
-        value = self._states.restore(name, trees.get(name), reader.tensors(entry))
-        if kind == "value":
-            self.values[name] = value
 
     def __enter__(self) -> Checkpoint:
         self._preemption.install()
@@ -390,38 +402,6 @@ class Checkpoint:
                 self._preemption.end()
         finally:
             self._preemption.uninstall()
-
-
-def _provenance(world_size: int) -> dict[str, Any]:
-    return {
-        "duoka": version("duoka"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "world_size": world_size,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def _check_options(
-    states: Mapping[str, Any],
-    steps: int | None,
-    epochs: int | None,
-    seconds: float | None,
-    keep: int | None,
-    best: str | None,
-) -> None:
-    wrong = [name for name in states if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)]
-    wrong += [name for name in (RANDOM, "states", "manifest") if name in states]
-    if wrong:
-        allowed = "named by letters, digits, '_', '-' and '.', and not 'random', 'states' or 'manifest'"
-        raise OptionError("states", wrong[0], allowed)
-    for option, count in (("every_steps", steps), ("every_epochs", epochs), ("keep", keep)):
-        if count is not None and (type(count) is not int or count < 1):
-            raise OptionError(option, count, "a whole number from 1 on, or None")
-    if seconds is not None and not (directory.is_number(seconds) and seconds > 0):
-        raise OptionError("every_seconds", seconds, "a number of seconds above 0, or None")
-    if best not in (None, "max", "min"):
-        raise OptionError("best", best, "'max', 'min' or None")
 
 
 # Signals that ask a run to end, as of a preempted node or the end of a time slice.

@@ -32,14 +32,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from duoka.checkpoint.formats import Stored, safetensors
 from duoka.errors import CheckpointBusy, CheckpointDamaged, CheckpointError
 from duoka.system import disk
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -164,38 +161,22 @@ def blocks_of(path: Path) -> Iterator[memoryview]:
             yield block[:count]
 
 
-class CheckpointReader:
-    """Reads the files of a checkpoint once each."""
+def read_trees(directory: Path) -> dict[str, Any]:
+    """Read the JSON of each state that is more than tensors, by name."""
+    path = directory / TREES
+    try:
+        trees = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(trees, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return trees
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.directory, self.manifest = directory, manifest
-        self._tensors: dict[str, dict[str, Tensor]] = {}  # by file
 
-    def trees(self) -> dict[str, Any]:
-        """Read the JSON of each state that is more than tensors, by name."""
-        path = self.directory / TREES
-        try:
-            trees = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not JSON: {error}") from error
-        if not isinstance(trees, dict):
-            raise CheckpointError(f"{path} is not a JSON object")
-        return trees
-
-    def tensors(self, state: StateEntry) -> dict[str, Stored | Tensor]:
-        """Return a state's tensors; those of models and optimizers unread: each is read when it is restored."""
-        tensors: dict[str, Stored | Tensor] = {}
-        for file in state.files:
-            if not file.endswith(".safetensors"):
-                continue
-            if state.kind in OWN_FILE:
-                tensors |= safetensors.read(self.directory / file).tree
-                continue
-            if file not in self._tensors:
-                stored = safetensors.read(self.directory / file).tree
-                self._tensors[file] = {name: tensor.read() for name, tensor in stored.items()}
-            tensors |= self._tensors[file]
-        return tensors
+def read_tensors(directory: Path, state: StateEntry) -> dict[str, Stored]:
+    """Return the tensors in a state's files, unread: each is read when it is restored."""
+    files = [file for file in state.files if file.endswith(".safetensors")]
+    return {name: stored for file in files for name, stored in safetensors.read(directory / file).tree.items()}
 
 
 # The checkpoints of a run.

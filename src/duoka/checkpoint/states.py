@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint.directory import OWN_FILE
-from duoka.checkpoint.formats import Stored, part_of
+from duoka.checkpoint.formats import Stored
 from duoka.checkpoint.saving import gathered, plain_names, plain_state, sharded_or_gathered
 from duoka.checkpoint.sharded import holders
 from duoka.collectives.base import Collectives
@@ -117,13 +117,13 @@ class States:
         take = sharded_or_gathered if kind in OWN_FILE else gathered
         return SavedState(kind, {key: take(tensor) for key, tensor in tensors.items()}, tree)
 
-    def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
-        """Restore a state, and return its value as saved. tensors: of models and optimizers may still be in files."""
+    def restore(self, name: str, tree: Any, tensors: Mapping[str, Stored]) -> Any:
+        """Restore a state, and return its value as saved. tensors: by their path in the tree."""
+        thing, kind = self.objects[name], self.kinds[name]
         try:
-            thing, state = self.objects[name], join(tree, tensors)
+            state = join(tree, tensors, reads=kind not in OWN_FILE)
         except Exception as error:  # data of another program may be of any form
             raise CheckpointError(f"the saved state of {name!r} is invalid: {error!r}") from error
-        kind = self.kinds[name]
         if kind == "model":
             thing.load_state_dict(_read_like(state, thing.state_dict()))
         elif kind == "optimizer":
@@ -207,9 +207,8 @@ def _read_like(values: Mapping[str, Any], likes: Mapping[str, Any]) -> dict[str,
     """Read what is still in files, and shard what has the shape of its sharded tensor in `likes`."""
 
     def part(value: Any, like: Any) -> Any:
-        if isinstance(like, Tensor) and tuple(getattr(value, "shape", ())) == tuple(like.shape):
-            return value.read_like(like) if isinstance(value, Stored) else part_of(value, like)
-        return _read(value)
+        is_alike = isinstance(value, Stored) and isinstance(like, Tensor) and value.shape == tuple(like.shape)
+        return value.read_like(like) if is_alike else _read(value)
 
     return {name: part(value, likes.get(name)) for name, value in values.items()}
 
@@ -272,21 +271,20 @@ def _keep(tensor: Tensor, at: str, tensors: dict[str, Tensor]) -> str:
     return name
 
 
-def join(tree: Any, tensors: Mapping[str, Any]) -> Any:
-    """Rebuild the value. tensors: by their path; those that are `Stored` stay unread."""
+def join(tree: Any, tensors: Mapping[str, Stored], reads: bool) -> Any:
+    """Rebuild the value. tensors: by their path. reads: reads them; else those of the value are `Stored`."""
     if isinstance(tree, list):
-        return [join(item, tensors) for item in tree]
+        return [join(item, tensors, reads) for item in tree]
     if not isinstance(tree, dict):
         return tree
     word = next(iter(tree), "")
     if len(tree) == 1 and word.startswith("$"):
         if word == "$tensor":
-            return tensors[tree[word]]
+            return tensors[tree[word]].read() if reads else tensors[tree[word]]
         if word == "$array":
-            tensor = tensors[tree[word]]
-            return (tensor.read() if isinstance(tensor, Stored) else tensor).numpy()
-        return _TYPES[word][2](join(tree[word], tensors))
-    return {key: join(value, tensors) for key, value in tree.items()}
+            return tensors[tree[word]].read().numpy()
+        return _TYPES[word][2](join(tree[word], tensors, reads))
+    return {key: join(value, tensors, reads) for key, value in tree.items()}
 
 
 _ARRAYS = frozenset(

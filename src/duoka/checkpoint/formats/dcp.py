@@ -60,12 +60,6 @@ class Fields:
             return state[name]
         raise AttributeError(name)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
 
 class _Restricted(pickle.Unpickler):
     """An unpickler that builds dicts, lists, numbers, strings and `Fields` only."""
