@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -93,41 +93,55 @@ def load_weights(
     at = names.choose(groups, targets, key, path)
     pairing = _pair(targets, groups[at], only, skip)
     if strict:  # a model that loads by itself may know other names
-        mismatch = Mismatch(wrong=pairing.mismatch.wrong) if _loads_by_itself(model) else pairing.mismatch
-        _check(mismatch, contents.path, model, groups[at])
+        exact = replace(pairing, missing={}, unexpected={}) if _loads_by_itself(model) else pairing
+        _check(exact, contents.path, model)
     contents.check()
     notes = [*([f"found under {at!r}"] if at else []), *names.differences(pairing.pairs), *contents.notes]
-    notes += [*pairing.notes, *_casts(targets, pairing.sources)]
+    notes += [*pairing.notes, *_casts(pairing)]
     others = [group for group in groups if group and not at.startswith(group) and at]
     if others and key is None:
         notes.append(f"also in the file: {', '.join(others[:6])} (key= chooses)")
-    mismatch = _fill(model, pairing, contents.path, strict)
+    pairing = _fill(model, pairing, contents.path, strict)
     return Loaded(
         contents.path,
         contents.format,
-        tuple(pairing.sources),
-        tuple(mismatch.missing),
-        tuple(mismatch.unexpected),
-        mismatch.wrong,
+        tuple(pairing.pairs),
+        tuple(pairing.missing),
+        tuple(pairing.unexpected),
+        pairing.wrong,
         pairing.skipped,
         tuple(notes),
-        mismatch.table() if mismatch else "",
+        "" if pairing.is_exact else pairing.table(),
     )
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """Tensors that do not match, with shapes. missing: not in the file. unexpected: not in the model.
+class Pairing:
+    """The match of a model's tensors and a file's.
 
-    wrong: the model's shape and the file's, or types that cannot be converted.
+    targets: the model's. group: the file's, by its own names. pairs: the file's name for each tensor to load, by the
+    model's. missing: shapes of those not in the file; unexpected: of those not in the model. wrong: the model's shape
+    and the file's, or types that cannot be converted.
     """
 
-    missing: Mapping[str, Shape] = field(default_factory=dict)
-    unexpected: Mapping[str, Shape] = field(default_factory=dict)
-    wrong: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    targets: Mapping[str, Tensor]
+    group: Mapping[str, Stored]
+    pairs: Mapping[str, str]
+    missing: Mapping[str, Shape]
+    unexpected: Mapping[str, Shape]
+    wrong: Mapping[str, tuple[str, str]]
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
 
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.wrong)
+    @property
+    def is_exact(self) -> bool:
+        """True if every tensor of either side has one of the other, or was skipped."""
+        return not (self.missing or self.unexpected or self.wrong)
+
+    @property
+    def sources(self) -> dict[str, Stored]:
+        """The file's tensors by the model's names."""
+        return {name: self.group[name_in_file] for name, name_in_file in self.pairs.items()}
 
     def table(self) -> str:
         """Return aligned rows: the kind, the name, the shape, and the closest name in the file."""
@@ -162,23 +176,6 @@ class Mismatch:
         return ""
 
 
-@dataclass(frozen=True)
-class Pairing:
-    """The match of a model's tensors and a file's.
-
-    targets: the model's. group: the file's, by its own names. sources: the file's tensor for each name of the model.
-    pairs: the file's name for each of these.
-    """
-
-    targets: Mapping[str, Tensor]
-    group: Mapping[str, Stored]
-    sources: Mapping[str, Stored]
-    pairs: Mapping[str, str]
-    mismatch: Mismatch
-    skipped: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def _pair(
     targets: Mapping[str, Tensor], group: Mapping[str, Stored], only: Sequence[str], skip: Sequence[str]
 ) -> Pairing:
@@ -187,7 +184,7 @@ def _pair(
     wanted = set(names.chosen(targets, only, skip))
     missing: dict[str, Shape] = {}
     wrong: dict[str, tuple[str, str]] = {}
-    sources: dict[str, Stored] = {}
+    fitting: dict[str, str] = {}
     for name, target in targets.items():
         if name not in wanted:
             continue
@@ -196,8 +193,10 @@ def _pair(
         elif (why := _misfit(target, group[pairs[name]])) is not None:
             wrong[name] = why
         else:
-            sources[name] = group[pairs[name]]
-    tied = _tied(targets, missing, sources)
+            fitting[name] = pairs[name]
+    loaded = [name for name in fitting if targets[name].numel() and not targets[name].is_meta] if missing else []
+    memory = {_memory(targets[name]) for name in loaded}
+    tied = [name for name in missing if _memory(targets[name]) in memory]
     notes = [f"not in the file, and tied to what is: {name}" for name in tied]
     unused = [name for name in group if name not in pairs.values()]
     ignored = set(names.extras(unused)) | (set(unused) - set(names.chosen(unused, only, skip)))
@@ -208,9 +207,8 @@ def _pair(
     for name in (*tied, *counters):
         del missing[name]
     unexpected = {name: group[name].shape for name in unused if name not in ignored}
-    kept = {name: pairs[name] for name in sources}
     skipped = tuple(name for name in targets if name not in wanted)
-    return Pairing(targets, group, sources, kept, Mismatch(missing, unexpected, wrong), skipped, tuple(notes))
+    return Pairing(targets, group, fitting, missing, unexpected, wrong, skipped, tuple(notes))
 
 
 def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
@@ -227,37 +225,30 @@ def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
     return (str(target.dtype)[6:], source.dtype) if loses else None
 
 
-def _tied(targets: Mapping[str, Tensor], missing: Mapping[str, Shape], sources: Mapping[str, Stored]) -> list[str]:
-    """Return missing names whose tensor is loaded under another name."""
-    if not missing:
-        return []
-    loaded = {_memory(targets[name]) for name in sources if targets[name].numel() and not targets[name].is_meta}
-    return [name for name in missing if _memory(targets[name]) in loaded]
-
-
 def _memory(tensor: Tensor) -> tuple[int, Shape, Shape]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-def _casts(targets: Mapping[str, Tensor], sources: Mapping[str, Stored]) -> list[str]:
-    kinds = Counter((source.dtype, str(targets[name].dtype)[6:]) for name, source in sources.items())
+def _casts(pairing: Pairing) -> list[str]:
+    sources = pairing.sources.items()
+    kinds = Counter((source.dtype, str(pairing.targets[name].dtype)[6:]) for name, source in sources)
     return [f"cast {theirs} → {ours} ({count})" for (theirs, ours), count in kinds.items() if theirs != ours]
 
 
-def _check(mismatch: Mismatch, path: Path, model: nn.Module, group: Mapping[str, Stored]) -> None:
-    if mismatch:
-        fit = len(group) - len(mismatch.unexpected) - len(mismatch.wrong)
-        head = f"{path} does not fit {type(model).__name__}: of {len(group)} tensors in the file, {fit} fit"
-        raise WeightsMismatch("\n".join([head, mismatch.table(), _hint(mismatch)]))
+def _check(pairing: Pairing, path: Path, model: nn.Module) -> None:
+    if not pairing.is_exact:
+        fit = len(pairing.group) - len(pairing.unexpected) - len(pairing.wrong)
+        head = f"{path} does not fit {type(model).__name__}: of {len(pairing.group)} tensors in the file, {fit} fit"
+        raise WeightsMismatch("\n".join([head, pairing.table(), _hint(pairing)]))
 
 
-def _hint(mismatch: Mismatch) -> str:
+def _hint(pairing: Pairing) -> str:
     """Suggest arguments that would load the file."""
-    for name in mismatch.missing:
-        ends = [other for other in mismatch.unexpected if other.endswith("." + name)]
-        if len(ends) == 1 and len(mismatch.missing) > 1:
+    for name in pairing.missing:
+        ends = [other for other in pairing.unexpected if other.endswith("." + name)]
+        if len(ends) == 1 and len(pairing.missing) > 1:
             return f"it looks like rename={{r'^{ends[0][: -len(name) - 1]}\\.': ''}}"
-    heads = {name.split(".")[0] for name in (*mismatch.wrong, *mismatch.missing)}
+    heads = {name.split(".")[0] for name in (*pairing.wrong, *pairing.missing)}
     head = f"skip={heads.pop()!r} leaves that part of the model as it is; " if len(heads) == 1 else ""
     return f"{head}strict=False loads what fits; rename={{…}} gives other names"
 
@@ -275,42 +266,41 @@ def _loads_by_itself(model: nn.Module) -> bool:
     )
 
 
-def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Mismatch:
-    """Copy the values into the model; returns the remaining mismatch."""
-    targets = pairing.targets
-    on_meta = any(targets[name].is_meta for name in pairing.sources)
+def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Pairing:
+    """Copy the values into the model; returns the pairing with what the model then said."""
+    targets, sources = pairing.targets, pairing.sources
+    on_meta = any(targets[name].is_meta for name in sources)
     try:
         with torch.no_grad():
             if on_meta or _loads_by_itself(model):
                 return _load_state(model, pairing, path, strict, assign=on_meta)
-            for name, source in pairing.sources.items():
+            for name, source in sources.items():
                 target = targets[name]
                 source.read_into(target if tuple(target.shape) == source.shape else target.view(source.shape))
     except (RuntimeError, MemoryError, TypeError, OSError) as error:
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return pairing.mismatch
+    return pairing
 
 
-def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, assign: bool) -> Mismatch:
-    """Load by `load_state_dict`, so that the model's own code handles names that only it knows."""
+def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, assign: bool) -> Pairing:
+    """Load by `load_state_dict`, so that the model's own code handles names that only it knows.
+
+    assign: the model gets the memory of the values, so it must not be that of the file.
+    """
     targets, group = pairing.targets, pairing.group
-    state: dict[str, Any] = {name: _value(stored, targets[name], assign) for name, stored in pairing.sources.items()}
-    state |= {name: group[name].read() for name in pairing.mismatch.unexpected}
+    state: dict[str, Any] = {}
+    for name, source in pairing.sources.items():
+        state[name] = value = source.read_like(targets[name])
+        if assign:
+            cast = value.to(targets[name].dtype)
+            state[name] = cast.clone() if cast is value else cast
+    state |= {name: group[name].read() for name in pairing.unexpected}
     said = model.load_state_dict(state, strict=False, assign=assign)
-    missing = {name: pairing.mismatch.missing[name] for name in said.missing_keys if name in pairing.mismatch.missing}
+    missing = {name: pairing.missing[name] for name in said.missing_keys if name in pairing.missing}
     unexpected = {name: group[name].shape for name in said.unexpected_keys if name in group}
-    mismatch = Mismatch(missing, unexpected, pairing.mismatch.wrong)
+    pairing = replace(pairing, missing=missing, unexpected=unexpected)
     if strict:
-        _check(mismatch, path, model, group)
-    return mismatch
-
-
-def _value(source: Stored, target: Tensor, assign: bool) -> Tensor:
-    """Return the value of a target. assign: the target gets this memory, so it must not be that of the file."""
-    value = source.read_like(target)
-    if not assign:
-        return value
-    cast = value.to(target.dtype)
-    return cast.clone() if cast is value else cast
+        _check(pairing, path, model)
+    return pairing

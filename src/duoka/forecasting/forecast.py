@@ -154,48 +154,33 @@ def reasons(forecast: Forecast, run: TimedRun) -> list[str]:
 
     Empty if no time is lost, or if no measured cost explains it.
     """
-    lost = run.timing.step - forecast.baseline.timing.step / run.devices
+    timing, step, devices = run.timing, in_words(run.timing.step), run.devices
+    lost = timing.step - forecast.baseline.timing.step / devices
     if lost <= 0:
         return []
-    measured = sorted(_measured(run), reverse=True)
-    texts = [text for seconds, text in measured if seconds >= WORTH_A_WORD * lost]
-    return [*_known(forecast, run), *texts, *_rest(run, lost)]
-
-
-def _measured(run: TimedRun) -> Iterator[tuple[float, str]]:
-    timing, step = run.timing, in_words(run.timing.step)
-    if run.waited:
-        waiting = f"{in_words(run.waited)} of its {step} are waiting for other ranks"
-        yield run.waited, f"{waiting}: {UNEVEN}"
-    if timing.repeated:
-        repeated = f"{in_words(timing.repeated)} of its {step} go into operations that every rank computes whole"
-        yield timing.repeated, f"{repeated}, most of it {timing.costliest}"
-
-
-def _known(forecast: Forecast, run: TimedRun) -> Iterator[str]:
-    samples, devices = run.timing.samples, run.devices
-    if samples is not None and samples < devices:
-        yield f"a batch of {samples} over {devices} devices is computed whole by each of them"
+    known = []
+    if timing.samples is not None and timing.samples < devices:
+        known.append(f"a batch of {timing.samples} over {devices} devices is computed whole by each of them")
     if run.plan.devices[0].type == "cpu":
         cores = forecast.request.cores
-        together, alone = min(devices * run.timing.threads, cores), min(forecast.baseline.timing.threads, cores)
+        together, alone = min(devices * timing.threads, cores), min(forecast.baseline.timing.threads, cores)
         if together < devices * alone:
-            yield f"one worker by itself computes on {_cores(alone)} already, and {devices} have {together} together"
-
-
-def _rest(run: TimedRun, lost: float) -> Iterator[str]:
-    """Yield a sentence about the part of `lost` that no measurement explains, if it is large enough to mention.
-
-    lost: seconds by which a step exceeds one device's step divided by the number of devices.
-    """
-    if run.waited is None:
-        return
-    rest = lost - run.waited - run.timing.repeated
-    if rest >= WORTH_A_WORD * lost:
-        yield (
-            f"{in_words(rest)} more than its share of one device's step is work that each rank repeats: the "
+            known.append(
+                f"one worker by itself computes on {_cores(alone)} already, and {devices} have {together} together"
+            )
+    repeated = f"{in_words(timing.repeated)} of its {step} go into operations that every rank computes whole"
+    measured = [(timing.repeated, f"{repeated}, most of it {timing.costliest}")]
+    if run.waited:
+        text = f"{in_words(run.waited)} of its {step} are waiting for other ranks: {UNEVEN}"
+        measured.append((run.waited, text))
+    texts = [text for seconds, text in sorted(measured, reverse=True) if seconds >= WORTH_A_WORD * lost]
+    unexplained = 0.0 if run.waited is None else lost - run.waited - timing.repeated
+    if unexplained >= WORTH_A_WORD * lost:
+        texts.append(
+            f"{in_words(unexplained)} more than its share of one device's step is work that each rank repeats: the "
             "script's own lines, the optimizer's step, and the cost of sharding"
         )
+    return [*known, *texts]
 
 
 def _cores(number: int) -> str:
@@ -372,15 +357,16 @@ def _charts(forecast: Forecast) -> Iterator[str]:
         measured = _line(forecast, "measured", "c5", lambda run: run.samples_per_second or 0)
         yield line_chart("Samples a second", axis, [measured, ideal])
     layers = [
-        _line(forecast, "each rank by itself", "c1", lambda run: run.timing.step - _lost(run)),
+        _line(
+            forecast,
+            "each rank by itself",
+            "c1",
+            lambda run: max(0.0, run.timing.step - run.timing.repeated - (run.waited or 0.0)),
+        ),
         _line(forecast, "what every rank computes whole", "c4", lambda run: run.timing.repeated),
         _line(forecast, "waiting for other ranks", "c3", lambda run: run.waited or 0.0),
     ]
     yield area_chart("Parts of a step", _axis(forecast, max(run.timing.step for run in forecast.by_devices)), layers)
-
-
-def _lost(run: TimedRun) -> float:
-    return min(run.timing.step, run.timing.repeated + (run.waited or 0.0))
 
 
 def _line(forecast: Forecast, name: str, style: str, value: Callable[[TimedRun], float]) -> Line:

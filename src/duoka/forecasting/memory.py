@@ -187,16 +187,12 @@ def _table(forecast: MemoryForecast) -> Table:
     table = Table(title=title, title_justify="left")
     for name in ("devices", "strategy", "peak of each", "it has", "fits"):
         table.add_column(name, justify="right" if name in ("peak of each", "it has") else "left")
-    for name, need in zip(_names(forecast), forecast.needs, strict=True):
+    names = dict(zip(forecast.request.devices, forecast.request.names, strict=True))
+    for need in forecast.needs:
         has = "not known" if need.limit is None else in_bytes(need.limit)
         fits = "" if need.limit is None else "yes" if need.fits else "no"
-        table.add_row(name, words(need.layout), in_bytes(need.bytes), has, fits)
+        table.add_row(names[need.layout.devices], words(need.layout), in_bytes(need.bytes), has, fits)
     return table
-
-
-def _names(forecast: MemoryForecast) -> list[str]:
-    names = dict(zip(forecast.request.devices, forecast.request.names, strict=True))
-    return [names[need.layout.devices] for need in forecast.needs]
 
 
 def words(layout: MemoryLayout) -> str:
@@ -220,9 +216,13 @@ def verdict(forecast: MemoryForecast) -> str:
     need = forecast.advice(most)
     if need is None:
         least = min(forecast.needs_on(most), key=lambda need: need.bytes)
+        layout = forecast.enough(least.limit or 0)
+        advice = "more devices are not enough: use a smaller batch, or a smaller model"
+        if layout is not None:
+            advice = f"{layout.devices} devices of this size are enough, with {words(layout)}; or use a smaller batch"
         return (
             f"nothing fits on {name}: the least is {in_bytes(least.bytes)} of each device's "
-            f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; {_what_would_fit(forecast, least.limit or 0)}"
+            f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; {advice}"
         )
     enough = next(devices for devices in forecast.request.devices if forecast.advice(devices) is not None)
     fewest = f"; {forecast.request.names[forecast.request.devices.index(enough)]} is enough" * (enough < most)
@@ -230,13 +230,6 @@ def verdict(forecast: MemoryForecast) -> str:
     return (
         f"{words(need.layout)} on {name}, {in_bytes(need.bytes)} of each device{host}{_why(forecast, need)}{fewest}"
     )
-
-
-def _what_would_fit(forecast: MemoryForecast, limit: int) -> str:
-    layout = forecast.enough(limit)
-    if layout is None:
-        return "more devices are not enough: use a smaller batch, or a smaller model"
-    return f"{layout.devices} devices of this size are enough, with {words(layout)}; or use a smaller batch"
 
 
 def choice(forecast: MemoryForecast, need: Need) -> str:

@@ -8,6 +8,7 @@ libraries, is not seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -231,18 +232,18 @@ class MemoryRecorder(TrialObserver):
             for parameter in group:
                 self._block_of.setdefault(id(parameter), self._next_block)
             self._next_block += 1
-        self._resolve([])
+        self._resolve()
 
     # --- steps
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._resolve(self._held(optimizer))
+        self._resolve(optimizer)
         self._storages.in_step = True
         self._storages.note("step", 0)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._storages.in_step = False
-        self._resolve(self._held(optimizer))
+        self._resolve(optimizer)
         for parameter, state in optimizer.state.items():
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -251,7 +252,10 @@ class MemoryRecorder(TrialObserver):
             return
         self.steps = self.slot.steps
         if not self._storages.records:
-            self._bound = self._storages.peak + self._later()
+            # Later steps need beside the peak of the first: the state, and buckets of gradients.
+            infos, later = self._storages.infos, ("state", "parameter")
+            sizes = (infos[at].size for at, (scope, _) in self._kinds.items() if scope in later and at in infos)
+            self._bound = self._storages.peak + sum(sizes)
             if self._bound <= self._plenty:
                 self.enough()
             self._alive = list(self._storages.infos)
@@ -259,19 +263,10 @@ class MemoryRecorder(TrialObserver):
         if self.steps >= self.wanted:
             self.enough()
 
-    def _later(self) -> int:
-        """Return bytes that later steps need beside the peak of the first: the state, and buckets of gradients."""
-        infos, scopes = self._storages.infos, ("state", "parameter")
-        return sum(
-            infos[number].size for number, (scope, _) in self._kinds.items() if scope in scopes and number in infos
-        )
-
-    def _held(self, optimizer: Optimizer) -> list[Tensor]:
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def _resolve(self, held: list[Tensor]) -> None:
+    def _resolve(self, optimizer: Optimizer | None = None) -> None:
         """Note which storages are parameters, gradients and buffers now."""
-        for parameter in [*held, *(parameter for model in self._models for parameter in model.parameters())]:
+        held = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
+        for parameter in [*chain(*held), *(parameter for model in self._models for parameter in model.parameters())]:
             self._mark(parameter, "parameter", parameter)
             number = self._storages.number(parameter)
             if number is not None:
