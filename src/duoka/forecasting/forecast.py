@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from duoka.errors import DuokaError
 from duoka.forecasting.timer import LEAST, Timer, Timing, read
 from duoka.planning.plan import Plan
@@ -199,16 +197,9 @@ def as_text(forecast: Forecast, verbosity: str) -> str:
     if verbosity == "quiet":
         return last
     notes = [f"note: {note}" for note in doubts(forecast)]
-    return "\n".join([render_table(_table(forecast)), *sentences(forecast, verbosity == "verbose"), *notes, last])
-
-
-def _table(forecast: Forecast) -> Table:
-    table = Table(title=title(forecast), title_justify="left")
-    for name in columns(forecast):
-        table.add_column(name, justify="left" if name == "devices" else "right")
-    for run in forecast.runs:
-        table.add_row(*cells(forecast, run))
-    return table
+    names = columns(forecast)
+    table = render_table(title(forecast), names, [cells(forecast, run) for run in forecast.runs], names[1:])
+    return "\n".join([table, *sentences(forecast, verbosity == "verbose"), *notes, last])
 
 
 def columns(forecast: Forecast) -> list[str]:

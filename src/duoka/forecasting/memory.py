@@ -11,8 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.table import Table
-
 from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
 from duoka.forecasting.memory_recorder import MemoryRecorder
@@ -179,20 +177,17 @@ def as_text(forecast: MemoryForecast, verbosity: str) -> str:
     if verbosity == "quiet":
         return last
     notes = [f"note: {note}" for note in doubts(forecast)]
-    return "\n".join([render_table(_table(forecast)), parts(forecast), *notes, last])
-
-
-def _table(forecast: MemoryForecast) -> Table:
     title = f"calculated from {forecast.record.steps} steps of {forecast.request.target} on one CPU worker"
-    table = Table(title=title, title_justify="left")
-    for name in ("devices", "strategy", "peak of each", "it has", "fits"):
-        table.add_column(name, justify="right" if name in ("peak of each", "it has") else "left")
     names = dict(zip(forecast.request.devices, forecast.request.names, strict=True))
+    rows = []
     for need in forecast.needs:
         has = "not known" if need.limit is None else in_bytes(need.limit)
         fits = "" if need.limit is None else "yes" if need.fits else "no"
-        table.add_row(names[need.layout.devices], words(need.layout), in_bytes(need.bytes), has, fits)
-    return table
+        rows.append((names[need.layout.devices], words(need.layout), in_bytes(need.bytes), has, fits))
+    table = render_table(
+        title, ("devices", "strategy", "peak of each", "it has", "fits"), rows, ("peak of each", "it has")
+    )
+    return "\n".join([table, parts(forecast), *notes, last])
 
 
 def words(layout: MemoryLayout) -> str:

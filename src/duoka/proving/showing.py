@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rich.table import Table
-
 from duoka.proving.comparing import OF_MOVE, TIMES, ULPS, Gap, Judgement
 from duoka.proving.proof import REFERENCES, Outcome, Proof
 from duoka.trials.runner import render_table
@@ -24,22 +22,13 @@ def as_text(proof: Proof, verbosity: str) -> str:
     last = f"verdict: {as_verdict(proof)}"
     if verbosity == "quiet":
         return last
-    parts = [render_table(_table(proof))]
+    parts = [render_table(title(proof), COLUMNS, map(cells, proof.outcomes))]
     if verbosity == "verbose":
-        parts += [render_table(_steps(proof, outcome)) for outcome in proof.outcomes]
+        parts += [_steps(proof, outcome) for outcome in proof.outcomes]
     parts += [line for outcome in proof.outcomes for line in sentences(outcome)]
     if proof.bound is not None:
         parts.append(_rounding(proof))
     return "\n".join([*parts, last])
-
-
-def _table(proof: Proof) -> Table:
-    table = Table(title=title(proof), title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, overflow="fold")
-    for outcome in proof.outcomes:
-        table.add_row(*cells(outcome))
-    return table
 
 
 def title(proof: Proof) -> str:
@@ -64,26 +53,18 @@ def cells(outcome: Outcome) -> list[str]:
     ]
 
 
-def _steps(proof: Proof, outcome: Outcome) -> Table:
+def _steps(proof: Proof, outcome: Outcome) -> str:
     """Return a table with a line per step: the tensor with the largest gap, its limit, and the losses."""
-    table = Table(title=f"{outcome.run.name}, step by step", title_justify="left")
-    for name in ("step", "largest", "relative", "in", "allowed", "loss", "loss of the other run"):
-        table.add_column(name, overflow="fold")
-    losses, others = outcome.comparison.losses
+    names = ("step", "largest", "relative", "in", "allowed", "loss", "loss of the other run")
+    rows = []
     for step in range(min(outcome.comparison.steps) + 1):
         gaps = [gap for gap in outcome.comparison.gaps if gap.step == step and gap.kind != "gradient"]
         worst = max(gaps, key=lambda gap: (gap.relative, gap.largest), default=None)
         allowed = proof.bound.allowed(worst) if worst and proof.bound else 0.0
-        loss = [f"{them[step - 1]:.6g}" if step and step <= len(them) else "" for them in (losses, others)]
-        table.add_row(
-            str(step),
-            _number(worst.largest) if worst else "0",
-            _number(worst.relative) if worst else "0",
-            worst.name if worst else "",
-            _number(allowed),
-            *loss,
-        )
-    return table
+        size = (_number(worst.largest), _number(worst.relative), worst.name) if worst else ("0", "0", "")
+        losses = (f"{of[step - 1]:.6g}" if step and step <= len(of) else "" for of in outcome.comparison.losses)
+        rows.append((str(step), *size, _number(allowed), *losses))
+    return render_table(f"{outcome.run.name}, step by step", names, rows)
 
 
 def sentences(outcome: Outcome) -> list[str]:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,8 +151,15 @@ def _folder(prefix: str) -> Iterator[Path]:
 WIDTH = 240  # columns, if standard output is not a terminal
 
 
-def render_table(table: Table) -> str:
-    """Format a table as text, as wide as the terminal if there is one."""
+def render_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()
+) -> str:
+    """Format a table as text, as wide as the terminal if there is one. right: columns whose texts end at one edge."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
     console.print(table)
