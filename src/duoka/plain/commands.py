@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from duoka.plain.patching import stand_in
 from duoka.plain.session import Session
 
 # (owner, names): rank 0 calls them if the script does; every rank has the result, or the exception.
@@ -38,7 +39,8 @@ def install(session: Session) -> None:
     for space, names in COMMANDS:
         session.patches.around(space, *names.split())(once)
     session.patches.around(os, "popen")(partial(_begin, session))
-    session.patches.put(subprocess, "Popen", _popen(session))
+    popen = stand_in(subprocess.Popen, partial(_begin, session, subprocess.Popen), RemoteProxy)
+    session.patches.put(subprocess, "Popen", popen)
     if sys.stdin is not None:
         session.patches.put(sys, "stdin", RemoteProxy(session, sys.stdin))
 
@@ -91,22 +93,3 @@ def _begin(session: Session, original: Callable[..., Any], *args: Any, **kwargs:
     with session.caller.nested():
         session.ranks.barrier()
     return RemoteProxy(session, session.open_first(lambda: original(*args, **kwargs))[0])
-
-
-def _popen(session: Session) -> type:
-    """Return a replacement of `subprocess.Popen` that starts the script's processes on rank 0."""
-    original = subprocess.Popen
-
-    class Made(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, (original, RemoteProxy))
-
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            if cls is Popen:
-                return _begin(session, original, *args, **kwargs)
-            return super().__call__(*args, **kwargs)
-
-    class Popen(subprocess.Popen, metaclass=Made):  # type: ignore[type-arg]
-        pass
-
-    return Popen

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duoka.plain.patching import Methods, Patches
+from duoka.plain.patching import Methods, Patches, stand_in
 from duoka.plain.session import Session
 from duoka.plain.shared_random import SharedRandom
 from duoka.private.python import SYSTEMS_BYTES
@@ -95,31 +95,12 @@ def _intercept(shared_random: SharedRandom, patches: Patches) -> list[tuple[Any,
 
     patches.put(methods, "seed", seed_torch)
     numpys = np.random.RandomState
-
-    class Made(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, numpys)
-
-        def __call__(cls, seed: Any = None) -> Any:
-            return numpys(agreed(seed)) if cls is RandomState else super().__call__(seed)
-
-    class RandomState(np.random.RandomState, metaclass=Made):
-        """In place of numpy's own, of which its instances are."""
-
-    patches.put(np.random, "RandomState", RandomState)
+    patches.put(np.random, "RandomState", stand_in(numpys, lambda seed=None: numpys(agreed(seed))))
     return patches.made()[before:]
 
 
-class DrawingAlike:
-    """A loader's `worker_init_fn` that makes random numbers equal on every rank, for workers that are not forked.
-
-    init: the script's own, called afterwards.
-    """
-
-    def __init__(self, source: Callable[[str], SharedRandom], init: Callable[[int], None] | None) -> None:
-        self._source, self._init = source, init
-
-    def __call__(self, worker: int) -> None:
-        _intercept(self._source(str(worker)), Patches())
-        if self._init is not None:
-            self._init(worker)
+def draw_alike(source: Callable[[str], SharedRandom], init: Callable[[int], None] | None, worker: int) -> None:
+    """Begin a loader worker that is not forked: random numbers are equal on every rank. init: the script's own."""
+    _intercept(source(str(worker)), Patches())
+    if init is not None:
+        init(worker)

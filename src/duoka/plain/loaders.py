@@ -6,13 +6,14 @@ import copy
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
 from duoka.data.splitting import Reader, SplitIterator, can_split
-from duoka.plain.entropy import DrawingAlike
+from duoka.plain.entropy import draw_alike
 from duoka.plain.session import Session
 from duoka.private.torch import GET_ITERATOR
 
@@ -46,5 +47,5 @@ def _drawing_alike(loader: DataLoader[Any], session: Session) -> DataLoader[Any]
     if not loader.num_workers or context.get_start_method() == "fork" or source is None:
         return loader
     alike = copy.copy(loader)
-    alike.worker_init_fn = DrawingAlike(source, loader.worker_init_fn)
+    alike.worker_init_fn = partial(draw_alike, source, loader.worker_init_fn)
     return alike

@@ -34,6 +34,23 @@ class Methods:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(self.kind))
 
 
+def stand_in(original: type, make: Callable[..., Any], *others: type) -> type:
+    """Return a class to be put in place of another, of which `make` creates the instances, also those of `others`.
+
+    Its subclasses are the script's own.
+    """
+
+    class Made(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, (original, *others)) if cls is made else super().__instancecheck__(value)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs) if cls is made else super().__call__(*args, **kwargs)
+
+    made = Made(original.__name__, (original,), {"__module__": original.__module__, "__doc__": original.__doc__})
+    return made
+
+
 class _Here(threading.local):
     """Switches of one thread, as another thread may read batches ahead meanwhile."""
 

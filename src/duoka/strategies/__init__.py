@@ -7,14 +7,14 @@ from collections.abc import Callable
 from duoka.collectives.base import Collectives
 from duoka.planning.options import RunSettings
 from duoka.planning.plan import weighted_sizes
-from duoka.strategies.base import Single, Strategy
+from duoka.strategies.base import Strategy
 from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.exact import Exact
 from duoka.strategies.fsdp import Fsdp
 from duoka.view.random.generators import random_digest
 
-__all__ = ["Ddp", "Exact", "Fsdp", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Exact", "Fsdp", "Strategy", "create"]
 
 
 def create(settings: RunSettings, ranks: Collectives, every: bool = True) -> Strategy:
@@ -28,7 +28,7 @@ def create(settings: RunSettings, ranks: Collectives, every: bool = True) -> Str
 
     method = compression(settings.compress)
     makers: dict[str, Callable[[], Strategy]] = {
-        "single": Single,
+        "single": Strategy,
         "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=method),
         "fsdp": lambda: Fsdp(ranks, settings, rng_digest, method, every),
         "hsdp": lambda: Fsdp(ranks, settings, rng_digest, method, every, settings.machines),

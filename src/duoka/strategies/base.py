@@ -1,8 +1,7 @@
-"""The base class of strategies, which keep parameters in step on many devices, and that of one rank."""
+"""What strategies do, which keep parameters in step on many devices; one rank needs nothing of it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,14 +16,16 @@ from duoka.view.view import View
 Observer = Callable[[Callable[[Tensor], bool]], None]  # takes a test whether a pass reached a parameter
 
 
-class Strategy(ABC):
-    """Keeps the parameters of all ranks in step. All ranks make the same calls, in the same order."""
+class Strategy:
+    """Keeps the parameters of all ranks in step. All ranks make the same calls, in the same order.
+
+    This one is that of a single rank, whose parameters and gradients need no communication.
+    """
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         """Return the view through which this rank sees batches."""
         return View(ranks, self.adopt, say, prepare_model=self.prepare_model)
 
-    @abstractmethod
     def adopt(self, parameter: Tensor) -> None:
         """Keep `parameter` in step: equal values and gradients on every rank. Further calls do nothing.
 
@@ -36,62 +37,43 @@ class Strategy(ABC):
         """Adopt a parameter that the script has given to an optimizer."""
         self.adopt(parameter)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027
+    def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise `Refused` if the strategy cannot work with a new optimizer of a model's parameters."""
 
     def own_state(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """Return what this rank loads of the state dict of an optimizer."""
         return state
 
-    def prepare_model(self, module: nn.Module) -> None:  # noqa: B027
+    def prepare_model(self, module: nn.Module) -> None:
         """Prepare the parameters of a model before it is moved to a device, or first called: `fsdp` shards them."""
 
-    def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:  # noqa: B027
+    def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:
         """Shard the parameters of `module` over ranks; does nothing with one rank.
 
         machines: the ranks of each machine, all of which hold a copy of the model; empty: there is one copy.
         """
 
-    @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:
         """Return a context for one backward pass; on exit, the gradients are those of the whole batch.
 
         Within `no_sync`, they stay local. A pass inside another one belongs to that one. site: file and line of the
         script's call.
         """
+        return nullcontext()
 
-    @abstractmethod
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
+        return nullcontext()
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the whole batch's gradient of a leaf."""
         return originals.register_hook(leaf, hook)
 
-    def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
+    def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:
         """Let gradients of these be views of larger tensors, where that saves a copy."""
 
-    def observe(self, observer: Observer) -> None:  # noqa: B027
+    def observe(self, observer: Observer) -> None:
         """Call `observer` at the end of each backward pass with communication, on all ranks."""
 
-    @abstractmethod
     def close(self) -> None:
         """Release all parameters."""
-
-
-class Single(Strategy):
-    """The null object: parameters and gradients of one rank need no communication."""
-
-    def adopt(self, parameter: Tensor) -> None:
-        """Do nothing."""
-
-    def backward(self, site: str) -> AbstractContextManager[None]:
-        """Do nothing."""
-        return nullcontext()
-
-    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
-        """Do nothing."""
-        return nullcontext()
-
-    def close(self) -> None:
-        """Do nothing."""

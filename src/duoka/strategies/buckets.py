@@ -16,7 +16,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -57,18 +58,14 @@ class ParameterInfo:
             self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
 
 
-@dataclass(slots=True)
-class _SentBucket:
-    """A bucket being summed; the report of the pass follows the gradients in the last bucket."""
+class _SentBucket(NamedTuple):
+    """A bucket being summed; the report of the pass follows the gradients in the last bucket.
+
+    wait: waits for the sum if it is not there yet, and returns it.
+    """
 
     members: list[int]
-    finish: Callable[[], Tensor]
-    flat: Tensor | None = None  # the result
-
-    def wait(self) -> Tensor:
-        if self.flat is None:
-            self.flat = self.finish()
-        return self.flat
+    wait: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,7 @@ class _Pass:
         first = self._infos[members[0]] if members else None
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
         flat = self._strategy._flat(members, torch.tensor(report or [], dtype=dtype, device=device))
-        return _SentBucket(members, self._strategy._start_reduction(flat, members, len(report or [])))
+        return _SentBucket(members, cache(self._strategy._start_reduction(flat, members, len(report or []))))
 
     def _gradients(self, reached: set[int]) -> dict[int, Tensor]:
         """Return the summed gradients of the parameters that any rank reached."""
