@@ -40,6 +40,11 @@ class Squares(Dataset[Any]):
         return torch.full((3,), float(index)), index**2
 
 
+class Named(Squares):
+    def __getitem__(self, index: int) -> Any:
+        return {"x": super().__getitem__(index), "name": f"sample {index}"}
+
+
 class Stream(IterableDataset[Any]):
     def __init__(self, n: int) -> None:
         self.n = n
@@ -79,6 +84,7 @@ LOADERS: dict[str, Any] = {
         TensorDataset(torch.arange(9)), 4, sampler=RandomSampler(range(9), replacement=True, num_samples=13)
     ),
     "a dataset": lambda: DataLoader(Squares(23), 5, shuffle=True),
+    "words": lambda: DataLoader(Named(23), 5, shuffle=True),
     "workers": lambda: DataLoader(Squares(23), 5, shuffle=True, num_workers=2),
     "workers that stay": lambda: DataLoader(Squares(23), 5, shuffle=True, num_workers=1, persistent_workers=True),
     "a generator": lambda: DataLoader(Squares(23), 5, shuffle=True, generator=torch.Generator().manual_seed(5)),
@@ -108,11 +114,13 @@ def test_the_batches_of_a_data_loader(world_size: int) -> None:
 
 def test_batches_are_shared_out() -> None:
     def work(run: duoka.Run) -> Any:
-        loaders = [run.loader(LOADERS[name]()) for name in ("in memory", "a dataset", "collated", "a stream")]
+        loaders = [
+            run.loader(LOADERS[name]()) for name in ("in memory", "a dataset", "words", "collated", "a stream")
+        ]
         firsts = [tree_leaves(next(iter(loader)))[0] for loader in loaders]
         return [type(first) is BatchTensor and len(first.to_local()) for first in firsts]
 
-    assert on_ranks(2, work) == [[2] * 4, [3] * 4]
+    assert on_ranks(2, work) == [[2] * 5, [3] * 5]
 
 
 def test_made_of_tensors_and_arrays() -> None:

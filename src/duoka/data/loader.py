@@ -127,9 +127,9 @@ class Loader:
             batches = self._read()
         self._resumed = False
         batches = to_device(batches, self._device)
-        return (
-            _in_pieces(batches, self._sampler.groups, self._held) if self._sampler and self._has_pieces else batches
-        )
+        if self._sampler is None or not self._has_pieces:
+            return batches
+        return _in_pieces(batches, self._sampler.groups, self._held)
 
     def _read(self) -> Iterator[Any]:
         """Begin to read the epoch, without its first `_seen` batches."""
@@ -142,7 +142,7 @@ class Loader:
             return map(self._of_stream, batches)
         self._reader.epochs = self._sampler.epoch = self.epoch + 1
         self._sampler.skip = self._seen
-        return (self._reader.as_seen(labelled, self._view) for labelled in iter(self._through))
+        return (self._reader.as_seen(labelled, self._view, splits_mixed=True) for labelled in iter(self._through))
 
     def _of_stream(self, batch: Any) -> Any:
         """Return a batch of a stream, or one that the dataset made itself, with batch tensors."""

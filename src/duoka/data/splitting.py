@@ -287,8 +287,11 @@ class Reader:
             self._draws = self._draws or (seeded is not None and seeded != random_marks())
             set_random_states(states)
 
-    def as_seen(self, labelled: LabelledBatch, view: View) -> Any:
-        """Return a batch that was read through this as the script sees it: with batch tensors."""
+    def as_seen(self, labelled: LabelledBatch, view: View, splits_mixed: bool = False) -> Any:
+        """Return a batch that was read through this as the script sees it: with batch tensors.
+
+        splits_mixed: also where there are other leaves among its tensors; else it is left to the model's call.
+        """
         batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
         if not view.splits(n):  # every rank computes all of it
             return batch
@@ -300,7 +303,7 @@ class Reader:
                 f"the loader at {user_line()} draws random numbers, seeded by sample and epoch: they are not "
                 'those of python (loading="whole" gives these)'
             )
-        if not is_local and self.collate is default_collate and not is_stacked(batch, n):
+        if not is_local and not splits_mixed and not is_stacked(batch, n):
             return batch
         if self.may_split is None:
             self.may_split = is_local or None  # the workers of the next epoch need not check again
