@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate, random_split
 
-from duoka.data import in_memory
+from duoka.data.splitting import read_in_memory
 
 ROWS = torch.arange(24.0).view(6, 2, 2)
 DATA = TensorDataset(ROWS, torch.arange(6), torch.arange(6) % 2 == 0)
@@ -29,8 +29,8 @@ def assert_the_same(found: list[Tensor] | None, wanted: list[Tensor]) -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9))
 def test_rows_are_those_that_are_read_one_by_one(indices: list[int]) -> None:
-    assert_the_same(in_memory.read(DATA, indices), one_by_one(DATA, indices))
-    assert in_memory.read(DATA, [*indices, -1]) is None
+    assert_the_same(read_in_memory(DATA, indices), one_by_one(DATA, indices))
+    assert read_in_memory(DATA, [*indices, -1]) is None
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_rows_are_those_that_are_read_one_by_one(indices: list[int]) -> None:
     ],
 )
 def test_rows_of_a_subset(subset: Subset[Any]) -> None:
-    assert_the_same(in_memory.read(subset, [3, 0, 2]), one_by_one(subset, [3, 0, 2]))
+    assert_the_same(read_in_memory(subset, [3, 0, 2]), one_by_one(subset, [3, 0, 2]))
 
 
 class Own(TensorDataset):
@@ -62,23 +62,23 @@ class Own(TensorDataset):
     ],
 )
 def test_others_are_read_one_by_one(dataset: Any) -> None:
-    assert in_memory.read(dataset, [3, 0]) is None
+    assert read_in_memory(dataset, [3, 0]) is None
 
 
 def test_indices_that_are_not_numbers_of_samples_are_left_to_the_dataset() -> None:
-    assert in_memory.read(DATA, [0, 6]) is None
-    assert in_memory.read(DATA, [torch.tensor(0), torch.tensor(1)]) is None
-    assert in_memory.read(DATA, [True, False]) is None
+    assert read_in_memory(DATA, [0, 6]) is None
+    assert read_in_memory(DATA, [torch.tensor(0), torch.tensor(1)]) is None
+    assert read_in_memory(DATA, [True, False]) is None
 
 
 def test_a_replaced_getitem_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorDataset, "__getitem__", lambda self, index: index)
-    assert in_memory.read(DATA, [1, 2]) is None
+    assert read_in_memory(DATA, [1, 2]) is None
 
 
 class FromWorker(TensorDataset):
     def __getitems__(self, indices: list[int]) -> Any:
-        return [in_memory.read(DATA, indices) is None]
+        return [read_in_memory(DATA, indices) is None]
 
 
 def test_loader_workers_read_one_by_one() -> None:

@@ -25,9 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
-from duoka.data import in_memory
 from duoka.data.dataset_state import DatasetState, state_of
 from duoka.errors import Refused
 from duoka.planning.options import Loading
@@ -47,6 +46,7 @@ from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
+_GETITEM = {kind: kind.__getitem__ for kind in (TensorDataset, Subset)}
 CHANGES = 2  # batches that may change a dataset: the first may open a file or fill a cache
 
 
@@ -273,7 +273,7 @@ class Reader:
         indices, getitems = request.indices, getattr(self.dataset, "__getitems__", None)
         if self.seeded:
             return self.collate([self._read_seeded(request.epoch, index) for index in indices])
-        if self.collate is default_collate and (rows := in_memory.read(self.dataset, indices)) is not None:
+        if self.collate is default_collate and (rows := read_in_memory(self.dataset, indices)) is not None:
             return rows
         return self.collate(getitems(indices) if callable(getitems) else [self.dataset[index] for index in indices])
 
@@ -308,6 +308,40 @@ class Reader:
         if self.may_split is None:
             self.may_split = is_local or None  # the workers of the next epoch need not check again
         return labelled.as_batch_tensors(view, "use --loading whole")
+
+
+def read_in_memory(dataset: Any, indices: Sequence[Any]) -> list[Tensor] | None:
+    """Return samples of a TensorDataset, or of a subset of one, by one indexing of each tensor.
+
+    The values are those of `default_collate([dataset[index] for index in indices])`, to the bit. None: the samples
+    have to be read and collated one by one. A loader worker does so, as default_collate writes into memory that the
+    worker shares with its loader.
+    """
+    if get_worker_info() is not None or not all(type(index) is int for index in indices):
+        return None
+    try:
+        while type(dataset) is Subset and Subset.__getitem__ is _GETITEM[Subset]:
+            dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+        if type(dataset) is not TensorDataset or TensorDataset.__getitem__ is not _GETITEM[TensorDataset]:
+            return None
+        if not all(type(tensor) is Tensor and _is_plain(tensor) for tensor in dataset.tensors):
+            return None
+        if not indices or not 0 <= min(indices) <= max(indices) < len(dataset):
+            return None  # negative ones count from the end; an error of an index on a GPU ends its process
+        rows = torch.tensor(indices, dtype=torch.long, device="cpu")
+        # index_select copies whole rows; tensor[rows] takes several times as long, in all threads.
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
+    except IndexError:  # reading one by one names the sample
+        return None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_contiguous()  # else the batch's strides would differ from those of a stack
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+    )
 
 
 class SplitIterator:

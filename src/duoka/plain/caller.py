@@ -73,6 +73,11 @@ class Caller:
         """Return whether a path is a file, or in a folder, that a library has created for this process."""
         return path in self.own_files or path.startswith(tuple(self.temporary))
 
+    def write(self, path: str) -> None:
+        """Note that rank 0 has opened the file at this path for writing."""
+        self.written.add(path)
+        self.change([path])
+
     def change(self, paths: Iterable[str]) -> None:
         """Note that all ranks know of changes at these paths."""
         self._changed.update(paths)

@@ -108,7 +108,7 @@ def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
 
 def _opening(session: Session, caller: Caller) -> Callable[..., Any]:
     writers: dict[str, list[ref[Any]]] = {}  # the files as they were opened for writing
-    ranks, written = session.ranks, caller.written
+    ranks = session.ranks
 
     def written_by_another(
         original: Callable[..., Any], file: Any, mode: str, size: int, *args: Any, **kwargs: Any
@@ -135,7 +135,7 @@ def _opening(session: Session, caller: Caller) -> Callable[..., Any]:
             return original(file, mode, *args, **kwargs)
         writes = set(mode) & set("wax+")
         # The script may load by torch what another thread has saved.
-        if not writes and path in written and (caller.is_script_call("torch") or caller.is_joint()):
+        if not writes and path in caller.written and (caller.is_script_call("torch") or caller.is_joint()):
             ranks.barrier()  # rank 0 has written
             try:
                 if not _still_open(writers.get(path, ())):
@@ -147,8 +147,7 @@ def _opening(session: Session, caller: Caller) -> Callable[..., Any]:
         if not writes or caller.is_private(path) or kwargs.get("opener"):
             return original(file, mode, *args, **kwargs)
         joint = caller.is_joint()
-        written.add(path)
-        caller.change([path])
+        caller.write(path)
         if joint:
             with caller.nested():
                 ranks.barrier()  # other ranks may still read what this truncates
@@ -176,10 +175,6 @@ def install_descriptors(session: Session) -> None:
     """Intercept `os.open`, `os.scandir` and `tempfile`: rank 0 opens the file, the others a null or unnamed one."""
     caller, patches = session.caller, session.patches
 
-    def written(path: str) -> None:
-        caller.written.add(path)
-        caller.change([path])
-
     def is_own(original: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         """Return whether a temporary file with these arguments is this rank's own."""
         return not caller.shares_temporary(signature(original).bind(*args, **kwargs).arguments.get("dir"))
@@ -192,7 +187,7 @@ def install_descriptors(session: Session) -> None:
         with caller.nested():
             session.ranks.barrier()
             descriptor, _ = session.open_first(lambda: original(path, flags, *args, **kwargs))
-            written(where)
+            caller.write(where)
         return original(os.devnull, os.O_RDWR) if descriptor is None else descriptor
 
     @patches.around(tempfile, "mkstemp")
@@ -204,7 +199,7 @@ def install_descriptors(session: Session) -> None:
             return descriptor, path
         with caller.nested():
             made, name = session.open_first(lambda: original(*args, **kwargs), lambda made: made[1])
-            written(name)
+            caller.write(name)
             return made[0] if made else os.open(os.devnull, os.O_RDWR), name
 
     @patches.around(tempfile, "NamedTemporaryFile")
@@ -216,7 +211,7 @@ def install_descriptors(session: Session) -> None:
             return file
         with caller.nested():
             file, name = session.open_first(lambda: original(mode, *args, **kwargs), lambda file: str(file.name))
-            written(name)
+            caller.write(name)
             if file is None:  # this rank's own, outside of the script's folder, removed when it is closed
                 call = signature(original).bind(mode, *args, **kwargs)
                 call.arguments.update(dir=None, delete=True)
