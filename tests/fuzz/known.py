@@ -288,6 +288,7 @@ LAYOUTS = {
         "print(h.requires_grad, h.is_leaf, h.detach().is_leaf, h.is_inference())",
         header=("weight = torch.ones(4, requires_grad=True)",),
     ),
+    "shuffled channels, one of each group": on("(3, 2, 1, 3)", "y = F.channel_shuffle(x, 2); y += 1; print(y.sum())"),
 }
 
 OTHERS = {
@@ -467,6 +468,14 @@ OTHERS = {
         "    w.grad = None; h = torch.tanh(x @ w / 20) * 1; out = function(h)\n"
         "    h.data.mul_(0.9); out.sum().backward(); print(w.grad.tolist())",
         header=("w = (torch.arange(9.).view(3, 3) / 9).requires_grad_()",),
+    ),
+    "rows of x.data written after autograd saved a gathered copy": on(
+        "(6, 4)",
+        "y = (x / 8).requires_grad_(); loss = (y.logsumexp(0) ** 2).sum()",
+        "y.data[0] *= 2; row = y.data[1]; row.mul_(3)",
+        "loss.backward(); print(y.grad.tolist())",
+        "y.grad = None; loss = (y.cumprod(0) ** 2).sum(); y.detach().numpy()[2] = 0.5",
+        "print(torch.autograd.grad(loss, y)[0].tolist())",
     ),
 }
 

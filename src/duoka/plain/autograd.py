@@ -23,6 +23,7 @@ from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, uses, whole_gradien
 from duoka.view.support.kinds import is_scripts_own
 from duoka.view.support.transforms import is_tracing
 from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.view import View
 
 
 def install(session: Session) -> None:
@@ -39,6 +40,7 @@ def install(session: Session) -> None:
             inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
             kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, view)]
         root = kwargs.get("tensors")
+        _write_back_copies(view)
         held = view.aliased.copies and not view.shares.several  # the script may hold rows of a batch's gradient
         updated = view.aliased.updated([], None) if held else nullcontext()
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
@@ -57,6 +59,7 @@ def install(session: Session) -> None:
         if how.get("is_grads_batched") and transform_level() is None:
             return _one_by_one(partial(grad, original), how)
         outputs, inputs = how.pop("outputs"), how.pop("inputs")
+        _write_back_copies(view)
         # Batches have a rule of their own; torch.func is given whole tensors.
         if batches_in((outputs, inputs)) or transform_level() is not None:
             return original(*args, **kwargs)
@@ -65,6 +68,13 @@ def install(session: Session) -> None:
             return dict(zip(inputs, gradients, strict=True))
         inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         return whole_gradients(outputs, inputs, view, **how)
+
+
+def _write_back_copies(view: View) -> None:
+    """Write rows of batches that the script has changed back before a pass reads what autograd has saved."""
+    for share in view.siblings:
+        if share.aliased.copies:
+            share.aliased.write_back()
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:

@@ -152,6 +152,18 @@ class AliasedCopy:
         if self.written_back is not None:
             self.written_back()
 
+    def take(self, other: AliasedCopy) -> None:
+        """Copy the values of another copy of the same memory, if one of them holds all of the other."""
+        source: Tensor | None = other.part_of_copy(self.rows, self.spec, self.strides)
+        target: Tensor | None = self.full
+        if source is None:
+            source, target = other.full, self.part_of_copy(other.rows, other.spec, other.strides)
+        if target is not None:
+            with torch.no_grad(), uncounted(self.full):
+                strides = target.stride()
+                without_repetitions(target, strides).copy_(without_repetitions(source.detach(), strides))
+            self.mark_equal()
+
     def is_recorded(self, value: Tensor) -> bool:
         """Return True if `value` is of the copy's memory, and autograd recorded a write to that."""
         return self.full.grad_fn is not self.grad_fn and same_memory(value, self.full)
@@ -252,6 +264,8 @@ class AliasedCopies:
         strides: of the batch. holders: references to its memory before. written_back: called whenever writes to the
         copy have been copied into the rows.
         """
+        if isinstance(out, np.ndarray):  # writes to it are not counted, as those through `x.data`
+            self.add_saved(rows)
         for copy in self.copies:
             if same_memory(copy.full, full):
                 copy.number, copy.active = self._next(copy.memory), True
@@ -319,6 +333,12 @@ class AliasedCopies:
         written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
         for copy in written:
             copy.write_through()
+        for copy in copies:
+            if copy.saved:
+                for other in active:
+                    # numpy's write is seen only where it changes rows, so all of its memory is taken on every rank
+                    if other.memory == copy.memory and not other.saved and (other in written or other.full.is_cpu):
+                        copy.take(other)
         for copy in active:
             if any(copy.memory == other.memory for other in written) and count[copy.memory] > 1:
                 _refuse_if_stale(copy)

@@ -68,6 +68,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
             out = func(*args, **kwargs)
         except Exception:
             for copy in copies.values() if writes else ():
+                copy.refuse_another_form(name)  # `out=` is resized first
                 copy.keep_what_was_written()
             raise
         bypasses_version = (

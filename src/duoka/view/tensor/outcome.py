@@ -24,8 +24,8 @@ from duoka.view.tensor.strides import Strides, contiguous_strides, local_distanc
 from duoka.view.view import View
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Kernels that lay their results out otherwise than those for "meta": contiguous, or with channels last as their
-# argument; as the query, where its entries are side by side.
+# Kernels that lay their results out otherwise than those for "meta": in new memory, contiguous, or with channels last
+# as their argument; as the query, where its entries are side by side.
 _CONTIGUOUS = {F.batch_norm, torch.batch_norm, F.one_hot, torch.channel_shuffle, torch.native_channel_shuffle}
 _ATTENTION = F.scaled_dot_product_attention
 _WITHOUT = ("device", "generator")  # keywords that tensors without values do not take
@@ -85,6 +85,8 @@ def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
             if any(full.shape != shape for full, shape in zip(batches, before, strict=True)):
                 return UNKNOWN  # it changes its argument's shape
             tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+            if func in _CONTIGUOUS:  # of which "meta" may return a view
+                return Outcome(tuple(Result(tensor.shape, tensor.stride()) for tensor in tensors))
             return Outcome(tuple(_result(tensor, batches) for tensor in tensors))
     except NotImplementedError:  # it depends on values, or has no kernel for the device "meta"
         return UNKNOWN
