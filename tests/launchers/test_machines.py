@@ -16,14 +16,13 @@ from duoka.errors import AskedError, OptionError, TimedOut
 from duoka.launchers.joining import Hello, connect
 from duoka.launchers.machines import (
     FOR_FIRST,
-    MachineResult,
     agree,
     choose,
     code_when_stopped,
     progress_of,
     serialised,
 )
-from duoka.launchers.verdict import Doubt
+from duoka.launchers.verdict import Doubt, MachineResult
 from duoka.network.addresses import listen_on_all
 from duoka.network.connection import SILENT, Channel, Connection
 from duoka.network.keys import Key

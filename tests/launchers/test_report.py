@@ -10,7 +10,7 @@ import pytest
 from duoka.launchers.hangs import Stuck
 from duoka.launchers.processes import Outputs
 from duoka.launchers.report import ReportContext, report
-from duoka.launchers.verdict import Elsewhere, Verdict, judge
+from duoka.launchers.verdict import MachineResult, Verdict, judge
 from duoka.launchers.workers import Worker
 from duoka.planning.options import Machines
 from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard
@@ -254,7 +254,7 @@ def test_a_rank_whose_script_ended_while_others_went_on_has_left(board: StatusBo
 
 
 def test_what_another_machine_tells_is_one_line(board: StatusBoard, outputs: Outputs) -> None:
-    elsewhere = Elsewhere("rank 2 raised ValueError: boom (on machine 1 (node2))", True)
+    elsewhere = MachineResult("raised", 1, "rank 2 raised ValueError: boom (on machine 1 (node2))", fault=True)
     ended = worker(0, lost(0), 1)
     verdict = Verdict("elsewhere", 1, others=(ended,), elsewhere=elsewhere)
     machines = Machines(2, 0, workers=(1, 2), names=("node1", "node2"))

@@ -15,7 +15,7 @@ from duoka.hardware.inventory import Inventory
 from duoka.launchers import restarts
 from duoka.launchers.processes import Signals
 from duoka.launchers.restarts import AGAIN, cause, is_fault, next_plan, part_to_try, with_restarts
-from duoka.launchers.verdict import Elsewhere, Verdict
+from duoka.launchers.verdict import MachineResult, Verdict
 from duoka.planning.options import Machines
 from duoka.planning.plan import Kind, Plan
 from duoka.supervision.ending import Ending
@@ -174,7 +174,7 @@ def test_the_step_from_which_it_goes_on_is_told(clock: Clock, signals: Signals) 
 
 @pytest.mark.parametrize("fault", [True, False])
 def test_whether_what_another_machine_tells_is_a_fault_that_one_knows(fault: bool) -> None:
-    elsewhere = Elsewhere("rank 2 raised ValueError: boom (on machine 1 (node2))", fault)
+    elsewhere = MachineResult("raised", 1, "rank 2 raised ValueError: boom (on machine 1 (node2))", fault=fault)
     verdict = Verdict("elsewhere", 1, elsewhere=elsewhere)
     assert is_fault(verdict) == fault
     assert cause(verdict) == elsewhere.cause

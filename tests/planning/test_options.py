@@ -159,12 +159,12 @@ def test_commands_for_a_rank_each_are_numbered_on_their_machines() -> None:
     hosts = ("a", "a", "b", "a")
     machines = Machines(4, 3, workers=(1,) * 4, names=("x", "x", "y", "x"), hosts=hosts, each="rank")
     assert machines.beside(1) == (2, 3, 0, 2)
-    assert (machines.first_rank, machines.called(2), machines.where(2)) == (3, "rank 2 (y)", "y")
+    assert (machines.spans[machines.number].start, machines.called(2), machines.where(2)) == (3, "rank 2 (y)", "y")
 
 
 def test_ranks_are_numbered_machine_by_machine() -> None:
     machines = Machines(3, 1, workers=(2, 1, 3), names=("a", "b", "c"))
-    assert machines.first_rank == 2
+    assert machines.spans[machines.number].start == 2
     assert [machines.machine_of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
     assert machines.called(2) == "machine 2 (c)"
     assert Machines(2).called(1) == "machine 1"

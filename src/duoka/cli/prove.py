@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +21,6 @@ from duoka.cli.script_command import (
 from duoka.cli.trial import decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.planning.options import Options, one_of
-from duoka.planning.plan import Plan
 
 if TYPE_CHECKING:
     from duoka.proving.proof import ProofRequest
@@ -73,7 +72,7 @@ def prove(
     is_module: bool,
     devices: tuple[str, ...],
     steps: int,
-    want: str,
+    want: Any,
     seed: int,
     as_json: bool,
     **words_of_options: Any,
@@ -91,23 +90,15 @@ def prove(
     def run() -> int:
         plans, held = decide_and_take("prove", opts, lambda decided: [decided(words) for words in devices])
         with held:
-            request = _request(opts, devices, plans, steps, seed, want)
+            from duoka.proving.proof import ProofRequest, ScriptRun, as_python  # imports torch; a plan does not
+
+            names = [name if name != "auto" else plan.device_words for name, plan in zip(devices, plans, strict=True)]
+            runs = list(map(ScriptRun, names, plans))
+            reference, *others = runs if len(runs) > 1 else [as_python(plans[0], opts.threads), *runs]
+            request = ProofRequest(reference, tuple(others), steps, seed, want, opts.log_dir)
             return to_the_end(lambda: _run(opts, request, "json" if as_json else opts.verbosity))
 
     return run
-
-
-def _request(
-    opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any
-) -> ProofRequest:
-    """Return the request; its first run is the reference."""
-    from duoka.proving.proof import ProofRequest, ScriptRun, as_python  # imports torch; a plan is made without it
-
-    names = [words if words != "auto" else plan.device_words for words, plan in zip(devices, plans, strict=True)]
-    runs = [ScriptRun(name, plan) for name, plan in zip(names, plans, strict=True)]
-    if len(runs) == 1:
-        runs = [as_python(plans[0], opts.threads), *runs]
-    return ProofRequest(runs[0], tuple(runs[1:]), steps, seed, want, opts.log_dir)
 
 
 def _run(opts: Options, request: ProofRequest, shown: str) -> int:

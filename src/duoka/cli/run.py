@@ -151,7 +151,8 @@ def run(
     memory = None if device_memory is None else options.memory_size(device_memory, "--device-memory")
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
-        click.echo(details(_decide(opts)))
+        seen = read_with_holders(parse(opts.devices).type)
+        click.echo(details(decide(opts, seen, environment.threads())))
         return 0
     return partial(_run, opts, limit, memory)
 
@@ -195,11 +196,6 @@ def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
     decided = partial(decide, opts, omp_threads=environment.threads())
     return allocate(parse(opts.devices), command, decided, lambda plan: plan.devices, wait, say)
-
-
-def _decide(opts: Options) -> Plan:
-    """Decide without allocating devices."""
-    return decide(opts, read_with_holders(parse(opts.devices).type), environment.threads())
 
 
 def _start(plan: Plan) -> int:

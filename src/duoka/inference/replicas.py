@@ -111,7 +111,14 @@ def calling(model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> Cal
     it needs, so labels after the inputs are dropped; another number of items raises an AskedError. `inputs`, a
     function from a batch to the arguments, overrides this.
     """
-    needed, most, names = _signature(model)
+    needed, most, names = 0, None, None  # of positional arguments, and of those by name; None: unlimited
+    with suppress(TypeError, ValueError):  # there is no signature
+        parameters = inspect.signature(model.forward).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        positional = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
+        needed = sum(parameter.default is inspect.Parameter.empty for parameter in positional)
+        most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional)
+        names = None if inspect.Parameter.VAR_KEYWORD in kinds else {parameter.name for parameter in parameters}
 
     def call(model: nn.Module, batch: Any) -> Any:
         if inputs is not None:
@@ -134,20 +141,6 @@ def calling(model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> Cal
         return model(batch)
 
     return call
-
-
-def _signature(model: nn.Module) -> tuple[int, int | None, set[str] | None]:
-    """Return the required and maximum number of positional arguments, and the names; None if unlimited."""
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
-        return 0, None, None
-    kinds = {parameter.kind for parameter in parameters}
-    positional = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
-    needed = sum(parameter.default is inspect.Parameter.empty for parameter in positional)
-    most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional)
-    names = None if inspect.Parameter.VAR_KEYWORD in kinds else {parameter.name for parameter in parameters}
-    return needed, most, names
 
 
 def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:

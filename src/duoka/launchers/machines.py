@@ -12,12 +12,12 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from duoka.errors import TimedOut
 from duoka.launchers.restarts import cause, is_fault, was_meant
-from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, doubt_of, without_agreement
+from duoka.launchers.verdict import Doubt, MachineResult, Verdict, agreement_key, doubt_of, without_agreement
 from duoka.launchers.workers import WorkerGroup
 from duoka.network.connection import FOR_FIRST, Channel, Message
 from duoka.network.keys import Key
@@ -181,37 +181,18 @@ class OtherMachines:
         chosen, agreed = choose(results, silent), agree(results, silent)
         ended_well = [machine for machine, result in results.items() if result.why == "well"]
         result = None if chosen is None else results.get(chosen)
-        code = 1 if result is None else result.code
         if result is not None and result.doubt >= Doubt.FOLLOWS and ended_well:
             words = f"the scripts of {machines.called(ended_well[0])} ended while other ranks went on"
-            code, elsewhere = 1, Elsewhere(words, True)
+            result = replace(result, code=1, cause=words, fault=True)
         elif agreed or chosen is None or chosen == self.channel.number:
             return replace(verdict if agreed else without_agreement(verdict), saved=saved)
         elif result is not None:
-            elsewhere = Elsewhere(f"{result.cause} (on {machines.where(chosen)})", result.fault)
+            result = replace(result, cause=f"{result.cause} (on {machines.where(chosen)})")
         else:
             why = self.channel.lost.get(chosen, "it did not report how its ranks ended")
-            elsewhere = Elsewhere(f"{machines.called(chosen)} is gone: {why}", False)
+            result = MachineResult("gone", 1, f"{machines.called(chosen)} is gone: {why}")
         ended = {worker.rank: worker for worker in (*verdict.culprits, *verdict.others) if worker.failed}
-        return Verdict("elsewhere", code, others=tuple(ended.values()), saved=saved, elsewhere=elsewhere)
-
-
-@dataclass(frozen=True, slots=True)
-class MachineResult:
-    """The end of a machine's ranks, as sent to the others.
-
-    why, code, saved: of its verdict. cause: what ended them, in a few words. doubt: a `Doubt`.
-    way: equal on machines whose ranks all ended in the same way; None: ranks of this machine ended differently.
-    fault: the run may be restarted after it.
-    """
-
-    why: str
-    code: int
-    cause: str
-    doubt: int = 0
-    way: str | None = None
-    fault: bool = False
-    saved: int | None = None
+        return Verdict("elsewhere", result.code, others=tuple(ended.values()), saved=saved, elsewhere=result)
 
 
 def result_of(verdict: Verdict, group: WorkerGroup) -> MachineResult:

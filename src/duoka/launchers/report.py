@@ -38,11 +38,6 @@ class ReportContext:
         """Number of ranks on all machines."""
         return sum(self.plan.machines.workers) or len(self.workers)
 
-    @property
-    def verbose(self) -> bool:
-        """Return whether --verbose was given."""
-        return self.plan.verbosity == "verbose"
-
     def ranks(self, ranks: Sequence[int]) -> str:
         """Return `ranks 1 and 2 of 3 (host)`."""
         return f"{self.ranks_of_all(ranks)} ({socket.gethostname()})"
@@ -88,7 +83,7 @@ def report(verdict: Verdict, scene: ReportContext) -> str:
     """Return the lines for standard error about the end of a run; empty if it ended well."""
     lines = REPORTS[verdict.why](verdict, scene)
     others = sorted(verdict.others, key=lambda worker: worker.rank)
-    if scene.verbose:
+    if scene.plan.verbosity == "verbose":
         for worker in others:
             lines += [f"duoka: rank {worker.rank} ended with", *_last_words(worker, scene)]
     elif verdict.stuck is None and verdict.why != "stopped":  # else the headline reports how they ended
@@ -357,9 +352,9 @@ def _last_words(worker: Worker, scene: ReportContext) -> list[str]:
         return []
     if ending.how == "exited":
         return [ending.said] if ending.said else []
-    if ending.shown and not scene.verbose:
-        return []
-    return (ending.full_trace if scene.verbose else ending.trace).splitlines()
+    if scene.plan.verbosity == "verbose":
+        return ending.full_trace.splitlines()
+    return [] if ending.shown else ending.trace.splitlines()
 
 
 def _log(worker: Worker, scene: ReportContext) -> list[str]:

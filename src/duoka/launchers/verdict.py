@@ -28,11 +28,21 @@ class Doubt(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """The end of a run as another machine reported it. cause: in words. fault: the run may be restarted after it."""
+class MachineResult:
+    """The end of a machine's ranks, as sent to the others.
 
+    why, code, saved: of its verdict. cause: what ended them, in a few words. doubt: a `Doubt`.
+    way: equal on machines whose ranks all ended in the same way; None: ranks of this machine ended differently.
+    fault: the run may be restarted after it.
+    """
+
+    why: str
+    code: int
     cause: str
-    fault: bool
+    doubt: int = 0
+    way: str | None = None
+    fault: bool = False
+    saved: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,7 @@ class Verdict:
         `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.
     code: the exit code. others: workers that ended badly for another reason, mostly as the culprits were missing.
     saved: the step of the newest checkpoint; None without one. rows: of each rank of this machine, of the largest
-        batch; 0 before the first batch.
+        batch; 0 before the first batch. elsewhere: the result of the machine that ended the run.
     """
 
     why: Why
@@ -53,7 +63,7 @@ class Verdict:
     stuck: Stuck | None = None
     saved: int | None = None
     rows: tuple[int, ...] = ()
-    elsewhere: Elsewhere | None = None
+    elsewhere: MachineResult | None = None
 
 
 def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Signals | None) -> Verdict:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from itertools import groupby
 
-from duoka.hardware.gpu import Device
 from duoka.planning.options import Machines
 from duoka.planning.plan import STRATEGIES, Plan, ratio, weighted_sizes
 from duoka.script import Kind
@@ -25,8 +23,14 @@ def header(plan: Plan) -> list[str]:
     lines = [f"{_devices(plan)}, {how}"]
     if plan.machines.count > 1:
         lines.append(_machine(plan.machines))
-    if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one and (local := _not_as_one(plan)):
-        lines.append(f"not the numbers of one device: {', '.join(local)}")
+    other_numbers = {
+        "BatchNorm of each share": plan.batch_norm == "local",
+        "each rank's own random numbers inside of models": plan.randomness == "worker",
+        "random augmentation seeded by sample": plan.loading == "shared",
+    }
+    chosen = [words for words, holds in other_numbers.items() if holds]
+    if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one and chosen:
+        lines.append(f"not the numbers of one device: {', '.join(chosen)}")
     if plan.kind_can_be_either and max(len(plan.devices), plan.machines.count) > 1:
         lines.append(_other_kind(plan))
     return [*lines, *plan.notes]
@@ -55,16 +59,6 @@ def _shares(plan: Plan) -> str:
     return f"{' + '.join(map(str, counts))} shares of each batch{nearer}"
 
 
-def _not_as_one(plan: Plan) -> list[str]:
-    """Return the settings with which numbers differ from those of one device."""
-    chosen = {
-        "BatchNorm of each share": plan.batch_norm == "local",
-        "each rank's own random numbers inside of models": plan.randomness == "worker",
-        "random augmentation seeded by sample": plan.loading == "shared",
-    }
-    return [words for words, holds in chosen.items() if holds]
-
-
 def _script(plan: Plan) -> str:
     return "plain script" if plan.kind is Kind.PLAIN else f"script that uses duoka's API ({plan.kind_reason})"
 
@@ -90,13 +84,11 @@ def _devices(plan: Plan) -> str:
     if first.type == "cpu":
         threads = f" of {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.threads else ""
         return f"{plan.workers} CPU worker{'s' * (plan.workers > 1)}{threads}"
-    groups = groupby(plan.devices, key=lambda device: device.name)
-    return ", ".join(_group(name, list(members)) for name, members in groups)
-
-
-def _group(name: str, members: Iterable[Device]) -> str:
-    numbers = [device.number for device in members]
-    return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}"
+    groups = []
+    for name, members in groupby(plan.devices, key=lambda device: device.name):
+        numbers = [device.number for device in members]
+        groups.append(f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}")
+    return ", ".join(groups)
 
 
 def details(plan: Plan) -> str:

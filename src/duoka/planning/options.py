@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -86,9 +87,10 @@ class Machines:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def first_rank(self) -> int:
-        """Rank of this machine's first worker: ranks are numbered machine by machine."""
-        return sum(self.workers[: self.number])
+    def spans(self) -> list[range]:
+        """Ranks of each machine's workers, once the machines have connected: numbered machine by machine."""
+        ends = accumulate(self.workers)
+        return [range(end - count, end) for end, count in zip(ends, self.workers, strict=True)]
 
     def beside(self, workers: int) -> tuple[int, int, int, int]:
         """Return the place of this command's workers on its real machine, once the machines have connected.
@@ -105,15 +107,13 @@ class Machines:
     def ranks(self) -> list[list[int]]:
         """Return the ranks of each real machine, once the machines have connected."""
         if self.each == "machine":
-            ends = [sum(self.workers[: number + 1]) for number in range(len(self.workers))]
-            return [[*range(end - count, end)] for end, count in zip(ends, self.workers, strict=True)]
+            return [[*span] for span in self.spans]
         hosts = dict.fromkeys(self.hosts)
         return [[rank for rank, host in enumerate(self.hosts) if host == machine] for machine in hosts]
 
     def machine_of(self, rank: int) -> int:
         """Return the number of the machine that has a rank."""
-        ends = (sum(self.workers[: number + 1]) for number in range(len(self.workers)))
-        return next((number for number, end in enumerate(ends) if rank < end), self.number)
+        return next((number for number, span in enumerate(self.spans) if rank in span), self.number)
 
     def called(self, number: int) -> str:
         """Return `machine 1 (node2)`, or `rank 1 (node2)`."""

@@ -77,8 +77,7 @@ class Plan(Settings):
     @property
     def ranks(self) -> range:
         """Ranks of this machine's workers."""
-        first = self.machines.first_rank
-        return range(first, first + self.workers)
+        return self.machines.spans[self.machines.number] if self.machines.workers else range(self.workers)
 
     @property
     def run_settings(self) -> RunSettings:

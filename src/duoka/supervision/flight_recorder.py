@@ -101,15 +101,11 @@ class RecorderReader:
             all_groups = pickle.loads(self._tell(True, True, True)).get("entries", ())
             group = [entry for entry in all_groups if entry["pg_id"] == int(DEFAULT_GROUP)]
             entries = [entry for entry in group if not entry["is_p2p"]]
-            self.finished = _finished(entries, self.begun)
+            unfinished = [entry["collective_seq_id"] for entry in entries if not entry["retired"]]
+            self.finished = min(unfinished, default=self.begun + 1) - 1  # the last one before these
             near = (entry for entry in entries if abs(entry["collective_seq_id"] - self.finished) < RING // 2)
             self.recent = [_collective(entry) for entry in near]
         return self.begun > 0
-
-
-def _finished(entries: Sequence[dict[str, Any]], begun: int) -> int:
-    """Return the number of the last collective before the first unfinished one; `begun` if all are finished."""
-    return min([entry["collective_seq_id"] for entry in entries if not entry["retired"]], default=begun + 1) - 1
 
 
 def _collective(entry: dict[str, Any]) -> Collective:

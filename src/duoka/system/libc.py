@@ -20,11 +20,16 @@ LARGEST_MMAP_THRESHOLD = 32 * 2**20  # the largest one allowed by mallopt(3)
 SYNC_FILE_RANGE_WRITE = 2
 
 
+def _of_linux(name: str) -> Any:
+    """Return a function of the C library; None on other systems than Linux, and where it is missing."""
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None) if sys.platform == "linux" else None
+
+
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent, with pid `parent`, dies."""
-    if sys.platform != "linux":
+    if (control := _of_linux("prctl")) is None:
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if control(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)
@@ -115,23 +120,21 @@ def keep_freed_memory(limit: int) -> None:
 
     limit: bytes kept at the end of the heap.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if mallopt := _of_linux("mallopt"):
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
         mallopt(M_TRIM_THRESHOLD, limit)
 
 
 def return_freed_memory() -> None:
     """Let glibc's malloc return all free pages to the kernel, also those between memory in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
+    if trim := _of_linux("malloc_trim"):
         trim(0)
 
 
 def begin_writeback(fd: int, start: int, size: int) -> None:
     """Ask the kernel to start writing these bytes of a file to disk; fsync reports errors."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(size), SYNC_FILE_RANGE_WRITE)
+    if begin := _of_linux("sync_file_range"):
+        begin(fd, ctypes.c_int64(start), ctypes.c_int64(size), SYNC_FILE_RANGE_WRITE)
 
 
 def reserve(fd: int, size: int) -> None:
@@ -139,7 +142,7 @@ def reserve(fd: int, size: int) -> None:
 
     Raises OSError if the disk is full.
     """
-    allocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
+    allocate = _of_linux("fallocate")
     if allocate is not None and allocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         number = ctypes.get_errno()
         if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
