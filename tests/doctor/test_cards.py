@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.doctor.cards import check_card, check_links, examine
+from duoka.doctor.host import check_card, check_links, examine_cards
 from duoka.hardware import inventory
 from duoka.hardware.vendors import nvidia
 from duoka.hardware.vendors.nvidia import Link
@@ -22,7 +22,7 @@ from tests.hardware.driver import play
 def test_cards(recording: str, levels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, recording)
     assert [check_card(gpu).level for gpu in inventory.read().gpus] == levels
-    assert [finding.level for finding in examine()][: len(levels)] == levels
+    assert [finding.level for finding in examine_cards()][: len(levels)] == levels
 
 
 def test_a_hot_card(monkeypatch: pytest.MonkeyPatch) -> None:

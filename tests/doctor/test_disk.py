@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.doctor.limits import check_folder, examine_disks
+from duoka.doctor.host import check_folder, examine_disks
 
 GIB = 1 << 30
 

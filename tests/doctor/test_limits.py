@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from duoka.doctor import limits
-from duoka.doctor.limits import check_cores, check_files, check_memory, check_shared_memory, check_threads
+from duoka.doctor import host
+from duoka.doctor.host import check_cores, check_files, check_memory, check_shared_memory, check_threads
 
 GIB = 1 << 30
 
@@ -35,10 +35,10 @@ def test_memory() -> None:
 
 def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_shared_memory(tmp_path).level == "ok"
-    monkeypatch.setattr(limits, "LITTLE_SHARED", 1 << 60)
+    monkeypatch.setattr(host, "LITTLE_SHARED", 1 << 60)
     assert check_shared_memory(tmp_path).level == "advice"
     assert "--shm-size" in check_shared_memory(tmp_path).todo
-    monkeypatch.setattr(limits, "NO_SHARED", 1 << 60)
+    monkeypatch.setattr(host, "NO_SHARED", 1 << 60)
     assert check_shared_memory(tmp_path).level == "fault"
     assert check_shared_memory(tmp_path / "none").level == "fault"
 

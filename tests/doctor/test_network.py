@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from duoka.doctor import network
-from duoka.doctor.network import check_clock, check_host_name, check_interface, check_localhost
+from duoka.doctor import host
+from duoka.doctor.host import check_clock, check_host_name, check_interface, check_localhost
 from duoka.system import libc
 
 
@@ -29,7 +29,7 @@ def test_a_name_that_leads_nowhere_or_keeps_one_waiting(monkeypatch: pytest.Monk
         over.wait(30)
         return []
 
-    monkeypatch.setattr(network, "RESOLVE_LIMIT", 0.05)
+    monkeypatch.setattr(host, "RESOLVE_LIMIT", 0.05)
     for resolve in (unknown, silent):
         assert "cannot be resolved" in check_host_name("box", resolve).what
     over.set()

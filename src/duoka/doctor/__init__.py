@@ -36,11 +36,11 @@ ok, advice, fault = partial(Finding, "ok"), partial(Finding, "advice"), partial(
 # subject -> (module, function, time limit in seconds)
 SUBJECTS = {
     "versions": ("duoka.doctor.versions", "examine", 120.0),  # importing torch from a slow disk
-    "cards": ("duoka.doctor.cards", "examine", 90.0),
+    "cards": ("duoka.doctor.host", "examine_cards", 90.0),
     "all-reduce": ("duoka.doctor.all_reduce", "examine", 180.0),
-    "limits": ("duoka.doctor.limits", "examine", 15.0),
-    "network": ("duoka.doctor.network", "examine", 30.0),
-    "disk": ("duoka.doctor.limits", "examine_disks", 15.0),
+    "limits": ("duoka.doctor.host", "examine_limits", 15.0),
+    "network": ("duoka.doctor.host", "examine_network", 30.0),
+    "disk": ("duoka.doctor.host", "examine_disks", 15.0),
 }
 
 

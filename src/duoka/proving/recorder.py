@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -74,12 +74,15 @@ class TensorNames:
         """Find the models whose parameters this optimizer, or another one that exists, updates."""
         self._optimizers.append(ref(optimizer))
         gc.collect()  # removes dead models in reference cycles
-        modules, optimizers = _live_objects()
-        trained = {id(parameter) for module in (optimizer, *optimizers) for _, parameter in _parameters_of(module)}
-        known = {id(model()) for _, model in self._models}
+        kinds = [(entry, type(entry)) for entry in gc.get_objects()]  # an object's own __class__ may be overridden
+        modules = [entry for entry, kind in kinds if issubclass(kind, nn.Module)]
+        optimizers = [entry for entry, kind in kinds if issubclass(kind, Optimizer)]
+        inner = {id(child) for module in modules for child in children_in(module).values()}
+        trained = {id(parameter) for each in (optimizer, *optimizers) for _, parameter in _parameters_of(each)}
+        known = {id(model()) for _, model in self._models} | inner
         new = [
             module
-            for module in _outermost(modules)
+            for module in modules
             if id(module) not in known
             and TENSORS_AND_CHILDREN[-1] in module.__dict__
             and any(id(parameter) in trained for parameter in module.parameters())
@@ -90,23 +93,6 @@ class TensorNames:
             name = script_names.get(id(model)) or type(model).__name__
             names[name] += 1
             self._models.append((name if names[name] == 1 else f"{name}#{names[name]}", ref(model)))
-
-
-def _live_objects() -> tuple[list[nn.Module], list[Optimizer]]:
-    modules: list[nn.Module] = []
-    optimizers: list[Optimizer] = []
-    for entry in gc.get_objects():
-        kind = type(entry)  # an object's own __class__ may be overridden
-        if issubclass(kind, nn.Module):
-            modules.append(entry)
-        elif issubclass(kind, Optimizer):
-            optimizers.append(entry)
-    return modules, optimizers
-
-
-def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    inner = {id(child) for module in modules for child in children_in(module).values()}
-    return [module for module in modules if id(module) not in inner]
 
 
 def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:

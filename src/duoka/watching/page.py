@@ -60,8 +60,10 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pos
         *_notes(state, history),
         _table(state),
         *_charts(record, history, end.time),
-        *_last_lines(history),
     ]
+    if history.reader.lines:
+        text = escape("\n".join(map(printable, history.reader.lines)))
+        body.append(f"<section><h2>Printed last</h2><pre>{text}</pre></section>")
     return document(f"{record.name}: {_how(end)}", body, refresh)
 
 
@@ -123,24 +125,13 @@ def _notes(state: RunState | None, history: History) -> Iterator[str]:
     if texts or history.events:
         yield "<section><h2>What stands out</h2><ul>"
         yield from (f"<li>{escape(text)}</li>" for text in texts)
-        yield from (_event(event, history.begun) for event in history.events)
+        for event in history.events:  # when it was, and below it what was printed about it, to be opened
+            said, report = f"{duration(event.time - history.begun)} {escape(event.text)}", escape(event.report)
+            opened = f"<details open><summary>{said}</summary><pre>{report}</pre></details>"
+            yield f"<li>{opened if report else said}</li>"
         yield "</ul></section>"
     if state is None:
         yield "<p>The run was too short for two samples, half a second apart.</p>"
-
-
-def _event(event: RunEvent, begun: float) -> str:
-    """Return when an event was, and below it what was printed about it, to be opened."""
-    said = f"{duration(event.time - begun)} {escape(event.text)}"
-    if not event.report:
-        return f"<li>{said}</li>"
-    return f"<li><details open><summary>{said}</summary><pre>{escape(event.report)}</pre></details></li>"
-
-
-def _last_lines(history: History) -> Iterator[str]:
-    if history.reader.lines:
-        text = escape("\n".join(map(printable, history.reader.lines)))
-        yield f"<section><h2>Printed last</h2><pre>{text}</pre></section>"
 
 
 def _table(state: RunState | None) -> str:
@@ -174,7 +165,18 @@ def _charts(record: RunRecord, history: History, end: float) -> Iterator[str]:
         note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
         steps = {"a step": history.step_times(ranks[0], busy_only=False), **busy}
         yield chart("Seconds of a step", steps, lambda top: in_words(top) if top else "0", note)
-        yield _parts_chart(record, history, span, marks)
+        layers = [
+            Line(
+                part.name,
+                part.page_style,
+                [
+                    [Point(point.time, getattr(point.parts, part.field)) for point in points]
+                    for points in history.parts
+                ],
+            )
+            for part in parts_shown(record.sees_waits)
+        ]
+        yield area_chart("Parts of the time, mean of all ranks", Axis(*span, 1.0, "100%"), layers, marks)
     shares = by_rank(ranks, history.rows)
     if any(len({point.value for point in points}) > 1 for segments in shares.values() for points in segments):
         yield chart("Rows of each rank", dict(islice(shares.items(), MOST_LINES)), lambda top: f"{top:.0f}")
@@ -194,18 +196,6 @@ def _charts(record: RunRecord, history: History, end: float) -> Iterator[str]:
         yield line_chart("Use of each GPU", Axis(*span, 100.0, "100%"), lines, marks)
 
 
-def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:
-    layers = [
-        Line(
-            part.name,
-            part.page_style,
-            [[Point(point.time, getattr(point.parts, part.field)) for point in points] for points in history.parts],
-        )
-        for part in parts_shown(record.sees_waits)
-    ]
-    return area_chart("Parts of the time, mean of all ranks", Axis(*span, 1.0, "100%"), layers, marks)
-
-
 def _value_charts(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
     for name, values in history.values.items():
         points = [point for point in values.all() if math.isfinite(point.value)]
@@ -214,16 +204,11 @@ def _value_charts(history: History, span: tuple[float, float], marks: Sequence[M
             if low == high:
                 low, high = low - (abs(low) or 1.0), high + (abs(high) or 1.0)
             axis = Axis(*span, high, f"{high:.4g}", f"{low:.4g}", low)
-            segments = _between(points, [event.time for event in history.events])
+            ends = [-math.inf, *(event.time for event in history.events), math.inf]  # no line crosses an event
+            segments = [[point for point in points if low <= point.time < high] for low, high in pairwise(ends)]
             yield line_chart(name, axis, [Line(f"last: {points[-1].value:.6g}", "c5", segments)], marks)
     if history.reader.leaves_out:
         yield f'<p class="faint">The script logs more than {MOST_LOGGED} values: further names are left out.</p>'
-
-
-def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:
-    """Return the points in segments that do not cross these times."""
-    ends = [-math.inf, *times, math.inf]
-    return [[point for point in points if low <= point.time < high] for low, high in pairwise(ends)]
 
 
 REFRESH = 1  # seconds after which a browser loads the page again

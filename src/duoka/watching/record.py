@@ -186,12 +186,13 @@ def published_runs(folder: Path | None = None) -> Iterator[RunRecord]:
         with suppress(OSError):
             file = os.open(path, _READ)
             try:
-                if os.fstat(file).st_uid != os.getuid():
-                    continue
-                if _is_unlocked(file):
-                    path.unlink()
-                elif (record := _read(file)) is not None:
-                    yield record
+                if os.fstat(file).st_uid == os.getuid():
+                    with suppress(BlockingIOError):  # the run goes on
+                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                        path.unlink()
+                        continue
+                    if (record := _read(file)) is not None:
+                        yield record
             finally:
                 os.close(file)
 
@@ -258,14 +259,6 @@ def _create_locked(path: Path) -> int:
     fcntl.flock(file, fcntl.LOCK_EX)
     os.rename(hidden, path)
     return file
-
-
-def _is_unlocked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
 
 
 def _read(file: int) -> RunRecord | None:
