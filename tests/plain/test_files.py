@@ -48,10 +48,11 @@ def test_what_rank_0_may_not_do_no_rank_may(flow: Flow) -> None:
         import numpy as np
         os.makedirs("out", exist_ok=True)
         mistakes = [lambda: os.mkdir("out"), lambda: os.remove("none"), lambda: os.listdir("none")]
-        for action in (*mistakes, lambda: np.save("none/array.npy", np.zeros(2))):
+        mistakes += [lambda: np.save("none/array.npy", np.zeros(2)), lambda: open("text", "w", encoding="none")]
+        for action in mistakes:
             try:
                 action()
-            except OSError as error:
+            except (OSError, LookupError) as error:
                 print(type(error).__name__, error)
         open("new", "x").close()
         """
@@ -62,6 +63,7 @@ def test_what_rank_0_may_not_do_no_rank_may(flow: Flow) -> None:
         "FileNotFoundError",
         "FileNotFoundError",
         "FileNotFoundError",
+        "LookupError",
     ]
     again = run(flow, source)  # "new" is there already
     assert again.returncode == 1

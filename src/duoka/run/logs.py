@@ -45,13 +45,14 @@ class Logs:
     def write(self, step: int | None, values: dict[str, Any]) -> None:
         """Write one row of numbers, tensors of one element, or texts, without communication.
 
-        Raises OptionError if a value is of another type.
+        Raises OptionError if a value is of another type, or the step is no whole number, on ranks without logs, too.
         """
+        check_step(step)
+        check_values(values)
         logged = this_process().logged
         if not self._logs:  # do not let the script wait for a device
             far = {name for name, value in values.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
             values = {} if logged is None else {name: values[name] for name in values if name not in far}
-        check_values(values)
         row = {name: value.item() if isinstance(value, ARRAYS) else value for name, value in values.items()}
         if logged is not None:
             logged(step, row)

@@ -24,7 +24,7 @@ from duoka.planning.plan import check_strategy
 from duoka.run.agreement import LocalReductions, check_same, gather_objects
 from duoka.run.api_session import open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import BackwardObserver, DdpOptions
-from duoka.run.logs import Logs, check_step, check_values
+from duoka.run.logs import Logs
 from duoka.run.models import NOT_OPTIONS, chosen_strategy, prepare
 from duoka.supervision.tracebacks import headline
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, origin: Origin, device: torch.device, session: Session, logs: Logs) -> None:
         self.rank, self.world_size = origin.rank, origin.world_size
-        self.local_rank = origin.local_rank
+        self.local_rank, self.is_first = origin.local_rank, origin.rank == 0
         self.device = device
         self.machine = socket.gethostname()
         self._machine_name = origin.machine
@@ -51,11 +51,6 @@ class Run:
         self._reductions = LocalReductions(session.ranks)
         self._checkpoints: list[Checkpoint] = []
         self._begun = False  # an object was made that depends on the strategy
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether this is rank 0."""
-        return self.rank == 0
 
     def model(
         self,
@@ -256,8 +251,6 @@ class Run:
             OptionError: a value is no number, text, or tensor of one element; or the step is no whole number.
         """
         self._check_open()
-        check_step(step)
-        check_values(values)
         self._logs.write(step, values)
 
     @contextmanager
