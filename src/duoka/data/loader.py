@@ -23,7 +23,15 @@ from torch.utils.data import (
     default_collate,
 )
 
-from duoka.data.splitting import LabelledBatch, Reader, RequestSampler, can_split, is_stacked, reading_through
+from duoka.data.splitting import (
+    LabelledBatch,
+    Reader,
+    RequestSampler,
+    can_split,
+    is_stacked,
+    own_rows,
+    reading_through,
+)
 from duoka.errors import OptionError
 from duoka.hardware.accelerator import has_streams
 from duoka.planning.options import Loading
@@ -148,7 +156,7 @@ class Loader:
         """Return a batch of a stream, or one that the dataset made itself, with batch tensors."""
         if not isinstance(batch, LabelledBatch):
             tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
-            batch = LabelledBatch(batch, next((leaf.shape[0] for leaf in tensors), 0), False)
+            batch = LabelledBatch(batch, next((leaf.shape[0] for leaf in tensors), 0))
         if not self._view.splits(batch.n):
             return batch.batch
         return batch.as_batch_tensors(self._view, "give the loader a collate_fn")
@@ -191,13 +199,12 @@ class StreamCollate:
     def __call__(self, samples: list[Any]) -> LabelledBatch:
         n = len(samples)
         if self._is_stacked and n >= self._split.fewest:
-            partition = self._split.of(n, self.weights)
-            rows = self._collate(samples[partition.start : partition.start + partition.rows])
-            return LabelledBatch(rows, n, True, weights=self.weights)
+            own = own_rows(self._split, n, self.weights)
+            return LabelledBatch(self._collate(samples[own]), n, own.stop - own.start, weights=self.weights)
         batch = self._collate(samples)
         if self._is_stacked is None:
             self._is_stacked = is_stacked(batch, n)
-        return LabelledBatch(batch, n, False)
+        return LabelledBatch(batch, n)
 
 
 class Pieces:

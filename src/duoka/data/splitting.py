@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from inspect import GEN_CREATED, getgeneratorstate
 from itertools import chain, islice
 from typing import Any
@@ -123,13 +124,14 @@ class RequestSampler:
 class LabelledBatch:
     """A batch of `n` samples, as a loader worker sends it.
 
-    is_local: it holds this rank's rows only. why: the reason for reading it whole, if it was decided. seeded: each of
-    its samples has drawn from a generator of its own. weights: of the ranks' shares when it was requested.
+    rows: of this rank, if it holds only these; None: all. why: the reason for reading it whole, if it was decided.
+    seeded: each of its samples has drawn from a generator of its own. weights: of the ranks' shares when it was
+    requested.
     """
 
     batch: Any
     n: int
-    is_local: bool
+    rows: int | None = None
     why: str = ""
     seeded: bool = False
     weights: tuple[float, ...] = ()
@@ -147,16 +149,22 @@ class LabelledBatch:
         Raises Refused if it holds other rows than this rank's. advice: what to do then.
         """
         n = self.n
-        # Not by the view's weights, which may have changed since the batch was read.
-        if self.is_local and not is_stacked(self.batch, view.shares.of_process.of(n, self.weights).rows):
+        if self.rows is not None and not is_stacked(self.batch, self.rows):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; {advice}")
 
         def as_batch(leaf: Tensor) -> Tensor:
-            if self.is_local:
+            if self.rows is not None:  # not by the view's weights, which may have changed since the batch was read
                 return BatchTensor.of_rows(leaf, n, view, self.weights)
             return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
 
         return tree_map_only(Tensor, as_batch, self.batch)
+
+
+@lru_cache
+def own_rows(split: Partition, n: int, weights: tuple[float, ...]) -> slice:
+    """Return which rows of a batch of n samples this rank has. split: between processes, of no samples."""
+    partition = split.of(n, weights)
+    return slice(partition.start, partition.start + partition.rows)
 
 
 class Reader:
@@ -218,12 +226,12 @@ class Reader:
         n = len(request.indices)
         # In a batch of fewer samples some rank would have no row.
         if n < self._split.fewest or self.may_split is False:
-            return LabelledBatch(self._read(request), n, False, self.why, self.seeded)
+            return LabelledBatch(self._read(request), n, why=self.why, seeded=self.seeded)
         if self.may_split is None:
-            return LabelledBatch(self._read_and_decide(request), n, False, self.why, self.seeded)
-        partition = self._split.of(n, request.weights)
-        of_rank = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
-        return LabelledBatch(self._read_own_rows(of_rank), n, True, seeded=self.seeded, weights=request.weights)
+            return LabelledBatch(self._read_and_decide(request), n, why=self.why, seeded=self.seeded)
+        own = own_rows(self._split, n, request.weights)
+        batch = self._read_own_rows(BatchRequest(request.epoch, request.indices[own], request.weights))
+        return LabelledBatch(batch, n, own.stop - own.start, seeded=self.seeded, weights=request.weights)
 
     def _read_and_decide(self, request: BatchRequest) -> Any:
         """Read a whole batch, and decide whether the next ones may be split."""
@@ -254,6 +262,8 @@ class Reader:
 
         Raises Refused if reading has drawn random numbers.
         """
+        if (rows := self._read_in_memory(request)) is not None:  # which draws none; looking costs more than reading
+            return rows
 
         def marks() -> Any:
             return None if self.seeded else (random_marks(), [state_of(each) for each in self._generators])
@@ -261,7 +271,7 @@ class Reader:
         # A draw by this rank alone would part the ranks' generators: wrong numbers, without an error.
         before = marks()
         with self._rank_local():
-            batch = self._read(request)
+            batch = self._read_samples(request)
         if before != marks():
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
@@ -270,11 +280,17 @@ class Reader:
         return batch
 
     def _read(self, request: BatchRequest) -> Any:
+        rows = self._read_in_memory(request)
+        return self._read_samples(request) if rows is None else rows
+
+    def _read_in_memory(self, request: BatchRequest) -> list[Tensor] | None:
+        stacks = self.collate is default_collate and not self.seeded
+        return read_in_memory(self.dataset, request.indices) if stacks else None
+
+    def _read_samples(self, request: BatchRequest) -> Any:
         indices, getitems = request.indices, getattr(self.dataset, "__getitems__", None)
         if self.seeded:
             return self.collate([self._read_seeded(request.epoch, index) for index in indices])
-        if self.collate is default_collate and (rows := read_in_memory(self.dataset, indices)) is not None:
-            return rows
         return self.collate(getitems(indices) if callable(getitems) else [self.dataset[index] for index in indices])
 
     def _read_seeded(self, epoch: int, index: Any) -> Any:
@@ -292,7 +308,7 @@ class Reader:
 
         splits_mixed: also where there are other leaves among its tensors; else it is left to the model's call.
         """
-        batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
+        batch, n, is_local = labelled.batch, labelled.n, labelled.rows is not None
         if not view.splits(n):  # every rank computes all of it
             return batch
         if labelled.why:
