@@ -289,6 +289,14 @@ LAYOUTS = {
         header=("weight = torch.ones(4, requires_grad=True)",),
     ),
     "shuffled channels, one of each group": on("(3, 2, 1, 3)", "y = F.channel_shuffle(x, 2); y += 1; print(y.sum())"),
+    "a shallow copy of a view": on(
+        "(6, 3, 2)",
+        "y = copy.copy(x[:, 0]); y += 1",
+        "print(y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr(), y.stride())",
+        "z = (x * 2).requires_grad_(); w = copy.copy(z * 3)",
+        "w.square().sum().backward(); print(w.grad.tolist(), z.grad)",
+        header=("import copy",),
+    ),
 }
 
 OTHERS = {
@@ -611,6 +619,18 @@ SHARDED = {
         header=(
             "torch.manual_seed(0)",
             "net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
+    "a shallow copy of a parameter": on(
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()",
+        "weight = copy.copy(net.weight); print(type(weight), weight.requires_grad)",
+        "with torch.no_grad(): weight.mul_(0.5)",
+        "print(net.weight.tolist())",
+        header=(
+            "import copy; torch.manual_seed(0)",
+            "net = nn.Linear(3, 4)",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
         ),
     ),

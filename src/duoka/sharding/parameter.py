@@ -63,6 +63,9 @@ class Sharded(BatchTensor):
         number: int = Tensor.__hash__(self)  # which may be replaced (plain/optimizers.py)
         return number
 
+    def __copy__(self) -> nn.Parameter:  # type: ignore[override]
+        return nn.Parameter(self.detach(), self._rows.requires_grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
         if id(self) not in memo:
             rows = self._rows.detach().clone().requires_grad_(self._rows.requires_grad)  # nn.Parameter: no gradient

@@ -241,9 +241,8 @@ def test_a_deep_copy_has_memory_of_its_own() -> None:
         lambda x: pickle.loads(pickle.dumps(x)),
         lambda x: pickle.loads(pickle.dumps({"a": [x]}, protocol=5))["a"][0],
         lambda x: _saved(x),
-        lambda x: copy.copy(x),
     ],
-    ids=["pickle", "protocol 5", "save", "copy"],
+    ids=["pickle", "protocol 5", "save"],
 )
 def test_a_pickled_batch_is_the_plain_tensor_of_all_rows(travel: Callable[[Tensor], Any]) -> None:
     whole = torch.arange(20.0).view(5, 4)

@@ -194,6 +194,16 @@ class BatchTensor(Tensor):
             raise TypeError("len() of a 0-d tensor")
         return self._meta.shape[0]
 
+    def __copy__(self) -> BatchTensor:
+        """Return a leaf of the same memory, as `copy.copy` does of a tensor."""
+        asks = self._shares[0]._rows.requires_grad
+        return join(
+            [
+                BatchTensor(share._local.detach().requires_grad_(asks), share._spec, share._meta.strides)
+                for share in self._shares
+            ]
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> BatchTensor:
         """Return a copy, whose memory is that of other copies with this memo, as with the batches.
 
