@@ -14,7 +14,7 @@ import torch
 import duoka
 from duoka.checkpoint.checkpoint import AGAIN, Preempted
 from duoka.checkpoint.ranks import on_first, together
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.errors import CheckpointError
 from tests.checkpoint.runs import filled, outcome, train
 from tests.view.processes import Raised, all_well, forked, in_processes

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.collectives import multi_host
-from duoka.collectives.multi_host import MultiHostCollectives
-from duoka.collectives.process import ProcessCollectives
+from duoka.collectives import process
+from duoka.collectives.process import MultiHostCollectives, ProcessCollectives
 from tests.view.processes import Raised, all_well, in_processes
 
 
@@ -34,7 +33,7 @@ def test_what_belongs_together_is_added_up() -> None:
 def test_collectives_of_one_size_that_do_not_belong_together_are_noticed(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multi_host, "EVERY", every)
+    monkeypatch.setattr(process, "EVERY", every)
 
     def work(near: ProcessCollectives) -> Any:
         ranks = over_the_network(near)

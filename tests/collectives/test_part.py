@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.collectives.part import PartCollectives
-from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.process import PartCollectives, ProcessCollectives
 from tests.view.processes import all_well, in_processes
 
 

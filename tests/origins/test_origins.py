@@ -178,7 +178,7 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
     """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
     import torch
 
-    from duoka.collectives.multi_host import MultiHostCollectives
+    from duoka.collectives.process import MultiHostCollectives
     from duoka.origins.origin import Forked
     from duoka.supervision.status_board import StatusBoard
     from duoka.system.environment import RankInfo

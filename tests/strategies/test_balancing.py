@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.strategies import balancing
 from duoka.strategies.balancing import Balance, Point, balanced
 from duoka.view.view import View

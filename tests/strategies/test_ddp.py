@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.errors import RanksApart, Refused
 from duoka.planning.options import RunSettings
 from duoka.strategies import Ddp, create

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.errors import OptionError
 from duoka.strategies.exact import Exact
 from tests.run.ranks import each_on_ranks, on_ranks

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.errors import CheckpointError, DuokaError, WeightsError
 
 Outcome = TypeVar("Outcome")

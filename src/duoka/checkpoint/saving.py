@@ -29,8 +29,7 @@ from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, on_first, ranks_here, together
 from duoka.checkpoint.sharded import Part, are_first, holders, is_sharded, lay_out, share_files, write_rows
-from duoka.collectives.base import Collectives
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import Collectives, OneRank
 from duoka.errors import OptionError, WeightsError
 from duoka.planning.options import SIZES
 from duoka.system import disk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 
 from duoka.collectives.base import AGREEMENT, Collectives, Exchange, PeerFailed, T
 from duoka.collectives.streams import StreamEnds
-from duoka.errors import PeerLost, Refused, TimedOut
+from duoka.errors import PeerLost, RanksApart, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter
 from duoka.supervision.status_board import AT_END, StatusSlot
@@ -33,6 +33,8 @@ _SENT = (
     torch.uint8,
 )
 _WIDER = {True: torch.float32, False: torch.int64}  # is it a type of floats? -> a type that holds its sums
+EVERY = 1024  # collectives between two comparisons of all ranks' names of them
+MIN: Any = ReduceOp.MIN
 
 
 class ProcessCollectives(Collectives):
@@ -297,6 +299,92 @@ class ProcessCollectives(Collectives):
 
         self._start("broadcast", tensor, lambda group: group.broadcast([_sendable(tensor)], options), receive)()
         return tensor
+
+
+class MultiHostCollectives(ProcessCollectives):
+    """Collectives of ranks that share no memory, usually on several machines.
+
+    On one machine each rank compares the name of its collective with those on the status board. Between machines,
+    small tensors carry the name (`direct.py`), but tensors sent by torch do not: two different collectives of the
+    same size would be added up. So the ranks compare a checksum of the names of all collectives, at every barrier and
+    every EVERY collectives.
+    """
+
+    _count = _checksum = 0  # of the names of collectives so far
+
+    def _enter(self, text: bytes, shown: str) -> None:
+        super()._enter(text, shown)
+        self._count += 1
+        self._checksum = zlib.crc32(text, self._checksum)
+        if self._count % EVERY == 0:
+            self._compare()
+
+    def barrier(self) -> None:
+        super().barrier()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Compare the checksums, in one more collective.
+
+        Raises:
+            RanksApart: the ranks have not called the same collectives.
+        """
+        least_and_most = torch.tensor([self._checksum, -self._checksum], device="cpu")
+        options = torch.distributed.AllreduceOptions()
+        options.reduceOp = MIN
+        group = self._group("cpu")
+        self._call_torch(lambda: group.allreduce([least_and_most], options).wait())
+        least, most = least_and_most.tolist()
+        if least != -most:
+            raise RanksApart(
+                f"the ranks of different machines called different collectives, somewhere before {user_line()}: they "
+                "added up tensors that do not belong together"
+            )
+
+
+class PartCollectives(ProcessCollectives):
+    """Collectives of the ranks `members` of all ranks, in this order, such as those of one machine.
+
+    The parts divide the ranks, and all parts call the same collectives at the same time. So these are counted and
+    compared as if they were collectives of all ranks. name: of the parts, equal on all ranks.
+    """
+
+    def __init__(self, all_ranks: ProcessCollectives, members: Sequence[int], name: str) -> None:
+        self.rank, self.world_size = members.index(all_ranks.rank), len(members)
+        self.key = all_ranks.key
+        self._all_ranks, self._members = all_ranks, tuple(members)
+        self._store = PrefixStore(f"{name}/{members[0]}", all_ranks._store)
+        self._time_limit, self._slot, self._threads = all_ranks._time_limit, all_ranks._slot, all_ranks._threads
+        self._ends = all_ranks._ends
+        self._exchange = None
+        self._groups = {}
+
+    @property
+    def all_ranks(self) -> ProcessCollectives:
+        return self._all_ranks
+
+    @property
+    def members(self) -> Sequence[int]:
+        return self._members
+
+    @property
+    def isolated(self) -> bool:
+        """True while this rank tries something out by itself."""
+        return self._all_ranks.isolated
+
+    @isolated.setter
+    def isolated(self, value: bool) -> None:
+        self._all_ranks.isolated = value
+
+    def _before_collective(self) -> None:
+        super()._before_collective()
+        self._all_ranks._before_collective()
+
+    def _begin(self, what: str) -> bytes:
+        return self._all_ranks._begin(what)
+
+    def raised(self, error: str, line: str) -> None:
+        self._all_ranks.raised(error, line)
 
 
 def _sendable(tensor: Tensor) -> Tensor:

@@ -237,7 +237,7 @@ def _run_plain(attempt: Attempt, info: RankInfo, script: Callable[[], None]) -> 
 
 def run_plain_alone(attempt: Attempt, script: Callable[[], None]) -> None:
     """Run a plain script with the interceptions of several ranks, as the only worker."""
-    from duoka.collectives.one_rank import OneRank
+    from duoka.collectives.base import OneRank
     from duoka.plain import run_plain
     from duoka.plain.shared_random import SharedRandom
 

@@ -22,8 +22,7 @@ from duoka.collectives import shared_memory
 from duoka.collectives.base import Exchange
 from duoka.collectives.connecting import gather_texts
 from duoka.collectives.direct import between
-from duoka.collectives.multi_host import MultiHostCollectives
-from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.process import MultiHostCollectives, ProcessCollectives
 from duoka.collectives.shared_memory import SharedMemoryExchange
 from duoka.engines import Task
 from duoka.errors import MISSING, OptionError, TimedOut

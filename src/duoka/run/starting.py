@@ -12,8 +12,7 @@ from typing import Any, get_args
 
 import torch
 
-from duoka.collectives.base import Collectives
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import Collectives, OneRank
 from duoka.errors import DeviceError, OptionError
 from duoka.hardware import accelerator
 from duoka.hardware.vendors import TYPES, visible

@@ -22,8 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
-from duoka.collectives.part import PartCollectives
-from duoka.collectives.process import ProcessCollectives
+from duoka.collectives.process import PartCollectives, ProcessCollectives
 from duoka.errors import Refused
 from duoka.hardware.accelerator import best, memory_of
 from duoka.planning.options import RunSettings

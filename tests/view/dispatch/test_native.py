@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.errors import Refused
 from duoka.private.torch import AsPlainTensors
 from duoka.view.dispatch import native

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.errors import Refused
 from duoka.planning.plan import weighted_sizes
 from duoka.strategies.exact import Exact

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.collectives.one_rank import OneRank
+from duoka.collectives.base import OneRank
 from duoka.planning.plan import weighted_sizes
 from duoka.view.shares.partition import Partition
 from duoka.view.view import View
