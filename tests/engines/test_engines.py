@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duoka import engines
-from duoka.engines.variables import first_node, idle_machines
+from duoka.engines import first_node, idle_machines
 from duoka.errors import OptionError
 from duoka.planning.options import ONE_MACHINE, Machines
 

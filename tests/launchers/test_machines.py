@@ -23,8 +23,7 @@ from duoka.launchers.machines import (
     serialised,
 )
 from duoka.launchers.verdict import Doubt, MachineResult
-from duoka.network.addresses import listen_on_all
-from duoka.network.connection import SILENT, Channel, Connection
+from duoka.network.connection import SILENT, Channel, Connection, listen_on_all
 from duoka.network.keys import Key
 from duoka.planning.options import Machines
 from duoka.supervision.status_board import StatusBoard

@@ -15,8 +15,7 @@ import pytest
 from duoka.errors import TimedOut
 from duoka.launchers import joining
 from duoka.launchers.joining import Hello
-from duoka.network.addresses import listen_on
-from duoka.network.connection import GUEST, LONGEST_HELLO, Channel, Connection, WrongKey, answer
+from duoka.network.connection import GUEST, LONGEST_HELLO, Channel, Connection, WrongKey, answer, listen_on
 from duoka.network.keys import Key
 from duoka.planning.options import Machines
 

@@ -87,7 +87,7 @@ def test_no_address_is_given(monkeypatch: pytest.MonkeyPatch, variables: dict[st
 
 def test_ranks_of_one_machine_know_who_started_them(flow: Flow) -> None:
     """A process of MPI's, with a shell between it and one of the ranks."""
-    rank = flow.write("rank.py", "from duoka.engines.variables import _starter\nprint(_starter())\n")
+    rank = flow.write("rank.py", "from duoka.engines import _starter\nprint(_starter())\n")
     starter = flow.write(
         "hydra_pmi_proxy.py",
         f"""

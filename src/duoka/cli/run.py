@@ -27,7 +27,7 @@ from duoka.cli.script_command import (
     target_of,
 )
 from duoka.cli.trial import to_the_end
-from duoka.engines.variables import SRUN, idle_machines, torchrun
+from duoka.engines import SRUN, idle_machines, torchrun
 from duoka.errors import MISSING, OptionError
 from duoka.hardware.allocation import Allocation, allocate, read_with_holders
 from duoka.hardware.spec import parse

@@ -27,7 +27,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.collectives.base import Exchange, PeerFailed
 from duoka.collectives.connecting import BUFFER, Wire, address_of_listener, connect_all, gather_texts, listen
 from duoka.errors import PeerLost, RanksApart, TimedOut
-from duoka.network.addresses import address_of
+from duoka.network.connection import address_of
 from duoka.network.keys import Key
 from duoka.system import environment
 from duoka.system.messages import printable

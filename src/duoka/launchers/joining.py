@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from duoka import __version__
 from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
 from duoka.launchers.machines import OtherMachines
-from duoka.network.addresses import interface_of, listen_on
 from duoka.network.connection import (
     LOST,
     TO_SEND,
@@ -34,6 +33,8 @@ from duoka.network.connection import (
     WrongKey,
     answer,
     challenge,
+    interface_of,
+    listen_on,
     reason,
 )
 from duoka.network.keys import Key, key_of

@@ -43,7 +43,7 @@ from duoka.launchers.restarts import cause, next_plan, with_restarts
 from duoka.launchers.verdict import Verdict, agreed, is_abort, is_consequence, judge, was_too_late
 from duoka.launchers.worker import Attempt, Observer
 from duoka.launchers.workers import WorkerGroup
-from duoka.network.addresses import listen_on
+from duoka.network.connection import listen_on
 from duoka.planning.plan import Kind, Machines, Plan
 from duoka.supervision.status_board import StatusBoard, name_ranks
 from duoka.system import environment

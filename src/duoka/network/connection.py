@@ -1,4 +1,4 @@
-"""Authenticated TCP connections between two processes of a run, for lines of JSON; a channel to all machines.
+"""Authenticated TCP connections between processes of a run, for lines of JSON; a channel to all machines; addresses.
 
     host   ["challenge", 0, N]                       N, M: random numbers, used once
     guest  ["answer", 1, [M, HMAC(key, guest N M)]]
@@ -16,14 +16,19 @@ that after `SILENT` seconds, however busy the commands are.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import ipaddress
 import json
 import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from duoka.network.keys import Key
@@ -37,6 +42,8 @@ LONGEST = 1 << 22  # bytes of one line
 LONGEST_HELLO = 1 << 16  # the same before authentication
 MOST_UNKNOWN = 64  # connections at a time that are not authenticated yet
 HOST, GUEST = b"host", b"guest"
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+_IPV6 = Path("/proc/net/if_inet6")
 LOST = "lost"
 FOR_FIRST = "for machine 0: "  # in front of the names of messages that machine 0 does not pass on
 NO_PROTOCOL = "received a message that is not part of duoka's protocol"
@@ -342,3 +349,73 @@ class Channel:
 def reason(error: Exception) -> str:
     """Return why a connection failed, in a few words."""
     return getattr(error, "strerror", None) or str(error)
+
+
+# Addresses and network interfaces of this machine, and sockets that listen there.
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with this IP address, such as `lo` or `eth0`; None if unknown."""
+    for _, name in socket.if_nameindex():
+        if _ipv4_of(name) == address:
+            return name
+    with suppress(OSError, ValueError):
+        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        for line in _IPV6.read_text().splitlines():
+            if line.startswith(wanted):
+                return line.split()[-1]
+    return None
+
+
+def address_of(device: str) -> str | None:
+    """Return an IPv4 address of the network interface `device`, or else an IPv6 address; None if it has neither."""
+    ipv4 = _ipv4_of(device)
+    if ipv4 is None:
+        with suppress(OSError):
+            for line in _IPV6.read_text().splitlines():
+                digits, _, _, scope, _, name = line.split()
+                if name == device and scope in ("00", "10"):  # global, or this host
+                    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    return ipv4
+
+
+def _ipv4_of(device: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", device.encode()))
+        return socket.inet_ntoa(answer[20:24])
+    return None
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """Open a listening socket on the network of this address only. port: 0 for any.
+
+    It is open to all networks if the name belongs to no address of this machine (a forwarded port), or to loopback
+    only, as the host's own name often does. Raises OSError if the port is in use.
+    """
+    resolved: list[tuple[socket.AddressFamily, str]] = []
+    with suppress(OSError):  # the name is unknown here
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = [(family, str(address[0])) for family, _, _, _, address in infos]
+    for family, address in resolved:
+        if _is_loopback(address) and not (_is_loopback(host) or host.lower() == "localhost"):
+            continue
+        try:
+            return socket.create_server((address, port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return listen_on_all(port)
+
+
+def listen_on_all(port: int) -> socket.socket:
+    """Open a listening socket on all networks of this machine. port: 0 for any."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host.partition("%")[0]).is_loopback)
+    return False

@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from duoka.network.addresses import address_of, interface_of
+from duoka.network.connection import address_of, interface_of
 
 HAS_IPV6 = socket.has_dualstack_ipv6() and Path("/proc/net/if_inet6").exists()
 
