@@ -232,9 +232,10 @@ class ThreadPool:
                     self._inbox.put(batch)
             elif not ahead:
                 return
-            if batch is None or len(ahead) == window:
-                while not ahead[0].is_finished:
-                    self._receive()
+            must_wait = batch is None or len(ahead) == window
+            while not self._outbox.empty() or (must_wait and not ahead[0].is_finished):
+                self._receive()
+            if ahead[0].is_finished:
                 yield ahead.popleft()
 
     def _receive(self) -> None:
