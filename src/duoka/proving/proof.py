@@ -42,19 +42,6 @@ class ScriptRun:
         """Return the same run with weights moved in their last place."""
         return ScriptRun(f"{self.name}, nudged ({seed + 1})", self.plan, seed)
 
-    def in_two_parts(self) -> ScriptRun:
-        """Return the same run on one device, with the batch added up in another order.
-
-        In two parts, or in twice as many as the plan's `exact` uses.
-        """
-        plan, parts = self.plan, 2 * max(self.plan.shares, 1)
-        if plan.kind is Kind.DISTRIBUTED:
-            raise TrialFailed(self.name, "its ranks add up by themselves", "")
-        numbers: dict[str, Any] = {"batch_norm": "whole", "randomness": "whole", "loading": "auto"}
-        numbers |= {"row_independent": ()}
-        plan = replace(plan, devices=plan.devices[:1], strategy="exact", shares=parts, **numbers)
-        return ScriptRun(f"{self.name}, added up in {parts} parts", plan)
-
     def repeated(self) -> ScriptRun:
         return replace(self, name=f"{self.name}, once more")
 
@@ -166,11 +153,16 @@ def _recorded(
 def _in_two_parts(request: ProofRequest, compare_run: Compare) -> list[RunComparison]:
     """Run the first plan with the batch added up in another order, if `exact` can run it.
 
-    Ignored if it differs in data (`exact` seeds augmentation by sample), in steps or in its first loss: it would then
-    show, and so excuse, more than rounding.
+    In two parts, or in twice as many as the plan's `exact` uses. Ignored if it differs in data (`exact` seeds
+    augmentation by sample), in steps or in its first loss: it would then show, and so excuse, more than rounding.
     """
+    plan, parts = request.first.plan, 2 * max(request.first.plan.shares, 1)
+    if plan.kind is Kind.DISTRIBUTED:  # its ranks add up by themselves
+        return []
+    neutral: dict[str, Any] = {"batch_norm": "whole", "randomness": "whole", "loading": "auto", "row_independent": ()}
+    plan = replace(plan, devices=plan.devices[:1], strategy="exact", shares=parts, **neutral)
     try:
-        comparison = compare_run(request.first.in_two_parts())
+        comparison = compare_run(ScriptRun(f"{request.first.name}, added up in {parts} parts", plan))
     except TrialFailed:
         return []
     same = comparison.data is None and comparison.steps[0] == comparison.steps[1]

@@ -138,11 +138,12 @@ class Recording:
         return max(len(self.states) - 1, 0)
 
     def read(self, entry: TensorEntry) -> np.ndarray[Any, Any]:
-        """Return a tensor's values."""
+        """Return a tensor's values, mapped from the file."""
         with open(self.folder / TENSORS, "rb") as file:
             file.seek(entry.start)
-            array: np.ndarray[Any, Any] = np.load(file)
-            return array
+            np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            return np.memmap(file, dtype, "r", file.tell(), shape)
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the recorded batches of each rank, in the order of ranks."""
