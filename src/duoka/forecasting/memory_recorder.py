@@ -7,6 +7,7 @@ libraries, is not seen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.forecasting.moments import Event, MemoryRecord, Scope, Storage, Timeline, What
+from duoka.forecasting.moments import MemoryRecord, Scope, Storage, Timeline
 from duoka.forecasting.timer import samples
 from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches
@@ -29,22 +31,19 @@ from duoka.view.tensor.batch import BatchTensor
 
 
 class Storages(TorchDispatchMode):
-    """Numbers the storages that operators make while this mode is active, and records events while `records` is True.
+    """Numbers the storages that operators make while this mode is active, and tells a timeline of each.
 
     total: bytes that are alive. peak: the most so far. batch: samples in a step's batch; None if they are not known.
-    call: of a block, in which the script is; -1: none.
+    shapes: of parameters, and the same transposed. call: of a block, in which the script is; -1: none.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.timeline = Timeline()
         self.total = self.peak = 0
-        self.events: list[Event] = []
-        self.records = False
         self.batch: int | None = None
-        self.infos: dict[int, Storage] = {}  # with the scope that follows from shape and inputs
-        self.parameters: dict[int, int] = {}  # number of the storage -> block
-        self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
-        self.call, self.in_step, self._is_backward = -1, False, False
+        self.shapes: set[tuple[int, ...]] = set()
+        self.call, self.in_step = -1, False
         self._numbers: dict[int, tuple[int, int, ref[Any]]] = {}  # id of the storage -> number, bytes, itself
         self._next = 0
 
@@ -76,44 +75,32 @@ class Storages(TorchDispatchMode):
         self._numbers[key] = self._next, size, ref(storage, lambda _: self._forget(key))
         self.total += size
         self.peak = max(self.peak, self.total)
-        if in_backward() != self._is_backward:
-            self._is_backward = not self._is_backward
-            self.note("backward" if self._is_backward else "forward", 0)
-        block = self.parameters.get(inputs[0] or 0, -1) if len(inputs) == 1 else -1
-        self.infos[self._next] = Storage(size, self._scope(tuple(tensor.shape), inputs), block, self.call)
-        self.note("made", self._next)
+        if in_backward() != self.timeline.is_backward:
+            self.timeline.begin("forward" if self.timeline.is_backward else "backward")
+        of = [self.timeline.storages[at] for at in inputs if at in self.timeline.storages]
+        block = of[0].block if len(inputs) == len(of) == 1 and of[0].scope == "parameter" else -1  # of a cast
+        scope = self._scope(tuple(tensor.shape), {made.scope for made in of}, len(of) < len(inputs))
+        self.timeline.make(self._next, Storage(size, scope, block, self.call))
 
     def _forget(self, key: int) -> None:
         number, size, _ = self._numbers.pop(key)
         self.total -= size
-        self.note("freed", number)
-        if not self.records:
-            self.infos.pop(number, None)
-            self.parameters.pop(number, None)
+        self.timeline.free(number)
 
-    def note(self, what: What, number: int) -> None:
-        """Record an event."""
-        if self.records:
-            self.events.append(Event(what, number))
+    def _scope(self, shape: tuple[int, ...], scopes: set[Scope], of_others: bool) -> Scope:
+        """Return the scope of a new tensor: whether it grows with the batch.
 
-    def mark_rows(self, number: int) -> None:
-        """Note that a storage grows with the batch."""
-        self.infos[number] = self.infos[number]._replace(scope="rows")
-
-    def _scope(self, shape: tuple[int, ...], inputs: list[int | None]) -> Scope:
-        """Return the scope of a new tensor: whether it grows with the batch, from the inputs of its operator."""
+        scopes: of the inputs of its operator. of_others: it had inputs that are not followed, too.
+        """
         if self.in_step:
             return "optimizer"
         batch = self.batch
         if batch is None:  # before the first step
             return "kept"
-        scopes = {
-            "constant" if at in self.parameters else None if at is None else self.infos[at].scope for at in inputs
-        }
         if "rows" in scopes:
-            is_gradient = shape in self.shapes and self._is_backward
+            is_gradient = shape in self.shapes and self.timeline.is_backward
             return "constant" if is_gradient else "rows"
-        if scopes == {"constant"}:
+        if scopes and scopes <= {"constant", "parameter", "gradient"} and not of_others:
             return "constant"
         is_batch = batch in shape or (bool(shape) and batch > 1 and shape[0] % batch == 0)
         return "rows" if is_batch and shape[0] else "constant"
@@ -142,14 +129,14 @@ class MemoryRecorder(TrialObserver):
         super().__init__(wanted, seed)
         self._names, self._plenty, self._for_gpus = blocks, plenty, for_gpus
         self._storages = Storages()
+        self._timeline = self._storages.timeline
         self._models: WeakSet[nn.Module] = WeakSet()
         self._calls: list[tuple[nn.Module, int]] = []  # modules that are being called; the call of a block or -1
         self._blocks: WeakSet[nn.Module] = WeakSet()
         self._next_block = self._next_call = 0
         self._block_of: dict[int, int] = {}  # id of the parameter -> number of its block
-        self._kinds: dict[int, tuple[Scope, int]] = {}  # number of the storage -> scope, block
-        self._alive: list[int] = []  # storages at the first event
-        self._returned: dict[int, list[int]] = {}  # call of a block -> storages that it returned
+        self._hooked = WeakIdKeyDictionary()  # parameters whose gradients are seen when they are accumulated
+        self._scopes = Counter[str]()  # bytes at the first moment
         self._bound = 0
         self._from_loader = self._seeks = False
 
@@ -166,16 +153,8 @@ class MemoryRecorder(TrialObserver):
 
     def close(self) -> None:
         self._storages.__exit__(None, None, None)
-        storages = dict(self._storages.infos)
-        for number, (scope, block) in self._kinds.items():
-            if number in storages:
-                storages[number] = storages[number]._replace(scope=scope, block=block)
-        record = MemoryRecord(self.steps, self._storages.batch, self._bound)
-        for number in self._alive:
-            scope = storages[number].scope
-            record.scopes[scope] = record.scopes.get(scope, 0) + storages[number].size
-        record.moments = Timeline(storages, self._alive, self._storages.events, self._returned).moments
-        record.write(self.folder)
+        moments = self._timeline.moments
+        MemoryRecord(self.steps, self._storages.batch, self._bound, dict(self._scopes), moments).write(self.folder)
 
     # --- batches and modules
 
@@ -186,7 +165,7 @@ class MemoryRecorder(TrialObserver):
             for tensor in tree_leaves(batch):
                 number = self._storages.number(tensor) if isinstance(tensor, Tensor) else None
                 if number is not None:
-                    self._storages.mark_rows(number)
+                    self._timeline.classify(number, "rows")
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self._calls:
@@ -205,9 +184,8 @@ class MemoryRecorder(TrialObserver):
             left, call = self._calls.pop()
             if call >= 0:
                 numbers = [self._storages.number(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-                self._returned[call] = [number for number in numbers if number is not None]
+                self._timeline.leave(call, [number for number in numbers if number is not None])
                 self._storages.call = -1
-                self._storages.note("leave", call)
             if left is module:
                 return
 
@@ -218,8 +196,8 @@ class MemoryRecorder(TrialObserver):
             self._seeks = False
             self._storages.batch = int(first.shape[0])
             number = self._storages.number(first)
-            if number is not None and number not in self._kinds:
-                self._storages.mark_rows(number)
+            if number is not None and self._timeline.storages[number].scope in ("kept", "constant"):
+                self._timeline.classify(number, "rows")
 
     def _root(self, module: nn.Module) -> None:
         """Find the blocks of a model at its first call."""
@@ -239,7 +217,7 @@ class MemoryRecorder(TrialObserver):
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._resolve(optimizer)
         self._storages.in_step = True
-        self._storages.note("step", 0)
+        self._timeline.begin("step")
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._storages.in_step = False
@@ -251,15 +229,14 @@ class MemoryRecorder(TrialObserver):
         if self.slot.steps == self.steps:  # another optimizer of the same step
             return
         self.steps = self.slot.steps
-        if not self._storages.records:
+        if not self._timeline.records:
+            for storage in self._timeline.storages.values():
+                self._scopes[storage.scope] += storage.size
             # Later steps need beside the peak of the first: the state, and buckets of gradients.
-            infos, later = self._storages.infos, ("state", "parameter")
-            sizes = (infos[at].size for at, (scope, _) in self._kinds.items() if scope in later and at in infos)
-            self._bound = self._storages.peak + sum(sizes)
+            self._bound = self._storages.peak + self._scopes["state"] + self._scopes["parameter"]
             if self._bound <= self._plenty:
                 self.enough()
-            self._alive = list(self._storages.infos)
-            self._storages.records = True
+            self._timeline.record()
         if self.steps >= self.wanted:
             self.enough()
 
@@ -268,16 +245,18 @@ class MemoryRecorder(TrialObserver):
         held = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
         for parameter in [*chain(*held), *(parameter for model in self._models for parameter in model.parameters())]:
             self._mark(parameter, "parameter", parameter)
-            number = self._storages.number(parameter)
-            if number is not None:
-                self._storages.parameters[number] = self._block_of.get(id(parameter), -1)
             shape = tuple(parameter.shape)
             self._storages.shapes |= {shape, shape[::-1]}
-            if parameter.grad is not None:
-                self._mark(parameter.grad, "gradient", parameter)
+            self._mark_gradient(parameter)
+            if parameter.requires_grad and parameter.is_leaf and parameter not in self._hooked:
+                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._mark_gradient)
         for model in self._models:
             for buffer in model.buffers():
                 self._mark(buffer, "constant", buffer)
+
+    def _mark_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._mark(parameter.grad, "gradient", parameter)
 
     def _mark(self, tensor: Tensor, scope: Scope, parameter: Tensor) -> None:
         if tensor.layout is not torch.strided or tensor.is_meta:
@@ -285,4 +264,4 @@ class MemoryRecorder(TrialObserver):
         self._storages.follow(tensor, [])
         number = self._storages.number(tensor)
         if number is not None:
-            self._kinds[number] = scope, self._block_of.get(id(parameter), -1)
+            self._timeline.classify(number, scope, self._block_of.get(id(parameter), -1))

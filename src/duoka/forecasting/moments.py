@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,7 +20,6 @@ from duoka.trials.observer import opened
 FILE = "memory.json"
 
 Scope = Literal["parameter", "gradient", "state", "optimizer", "rows", "constant", "kept"]
-What = Literal["made", "freed", "leave", "step", "backward", "forward"]
 
 
 class Storage(NamedTuple):
@@ -36,17 +35,6 @@ class Storage(NamedTuple):
     scope: Scope
     block: int = -1
     call: int = -1
-
-
-class Event(NamedTuple):
-    """What happened.
-
-    what: "made" or "freed", "leave" (the end of a block's forward pass), "step" (the begin of an optimizer's step),
-    "backward" or "forward" (the pass, from here on). number: of the storage, or of the block's call.
-    """
-
-    what: What
-    number: int
 
 
 class Moment(NamedTuple):
@@ -134,25 +122,18 @@ def on_host(record: MemoryRecord, layout: MemoryLayout) -> int:
 
 
 class Timeline:
-    """The moments of recorded events: one after each that adds bytes.
+    """Storages while they are alive, and, while `records` is True, a moment after each event that adds bytes.
 
-    alive: numbers of the storages at the first event. returned: call of a block -> the storages that it returned.
+    storages: by number. is_backward: a backward pass goes on.
     """
 
-    def __init__(
-        self,
-        storages: Mapping[int, Storage],
-        alive: Sequence[int],
-        events: Sequence[Event],
-        returned: Mapping[int, Sequence[int]],
-    ) -> None:
+    def __init__(self) -> None:
         self.moments: list[Moment] = []
-        self._storages = storages
+        self.records = self.is_backward = False
+        self.storages: dict[int, Storage] = {}
         self._bytes = dict.fromkeys(("kept", "rows", "recomputed", "model", "casts"), 0)
-        self._is_backward = False
 
         self._made: dict[int, set[int]] = {}  # by the call of a block, what it has made and not freed
-        self._returned = returned
         self._left: dict[int, set[int]] = {}  # storage -> all that its call has left for the backward pass
 
         self._blocks = Counter[int]()  # bytes of each block when it is whole, with its casts
@@ -161,32 +142,76 @@ class Timeline:
         self._released: set[int] = set()  # blocks that have sent their gradients in this pass
         self._sent = 0  # bytes of buffers in which gradients are under way
 
-        for number in alive:
-            self._change(storages[number], 1)
+    def record(self) -> None:
+        """Record moments from now on; the first is what is alive now."""
+        self.records = True
         self._note()
-        for what, number in events:
-            if what == "made":
-                self._make(number)
-            elif what == "freed":
-                self._free(number)
-            elif what == "leave":
-                self._leave(number)
-            else:
-                self._begin(what)
 
-    def _note(self, in_step: bool = False, buckets: int = 0) -> None:
-        """Note a moment. in_step: of an optimizer. buckets: bytes of those of ddp."""
-        largest = 0 if in_step else max(self._blocks.values(), default=0)
-        held = sum(size for block, size in self._blocks.items() if block not in self._released)
-        moment = Moment(
-            **self._bytes,
-            buckets=buckets,
-            gradients=sum(self._gradients.values()),
-            sent=self._sent,
-            gathered=min(held, 2 * largest),
-            coming=largest,
-        )
-        self.moments.append(moment)
+    def make(self, number: int, storage: Storage) -> None:
+        """Add a storage."""
+        self.storages[number] = storage
+        self._made.setdefault(storage.call, set()).add(number)
+        self._change(storage, 1)
+        self._note(in_step=storage.scope == "optimizer")
+
+    def classify(self, number: int, scope: Scope, block: int = -1) -> None:
+        """Note what a storage is for, and its block, if that is not what it was made for."""
+        made = self.storages[number]
+        if made[1:3] == (scope, block):
+            return
+        storage = self.storages[number] = made._replace(scope=scope, block=block)
+        self._change(made, -1)
+        self._change(storage, 1)
+        if scope == "gradient" and block >= 0:
+            if block not in self._gradients:
+                self._send_gradients()
+            self._gradients[block] += storage.size
+        self._note()
+
+    def free(self, number: int) -> None:
+        """Remove a storage."""
+        storage = self.storages[number]
+        self._made.get(storage.call, set()).discard(number)
+        if number in self._left:
+            self._compute_again(number)
+        self._change(storage, -1)
+        del self.storages[number]
+
+    def begin(self, what: Literal["forward", "backward", "step"]) -> None:
+        """Begin a pass or an optimizer's step. At the end of a backward pass all gradients are sent."""
+        if self.is_backward:
+            self._note(buckets=self._all_gradients)
+        self.is_backward = what == "backward"
+        if not self.is_backward:
+            self._send_gradients()
+            self._sent = 0
+            self._released.clear()
+
+    def leave(self, call: int, returned: Iterable[int]) -> None:
+        """Note the end of a block's forward pass.
+
+        With `--checkpoint-activations` it leaves out what it has made and not returned, until that is computed again.
+        """
+        left = self._made.pop(call, set()).difference(returned)
+        left = {number for number in left if self.storages[number].scope == "rows"}
+        self._bytes["recomputed"] += sum(self.storages[number].size for number in left)
+        self._left |= dict.fromkeys(left, left)
+
+    def _compute_again(self, number: int) -> None:
+        """Put back all that a call has left out, at the first use of it; a variable of the script is only freed."""
+        left = self._left[number] if self.is_backward else {number}
+        for activation in list(left):
+            self._bytes["recomputed"] -= self.storages[activation].size
+            self._left.pop(activation).discard(activation)
+        self._note()
+
+    def _send_gradients(self) -> None:
+        """Release the block whose gradients are whole, and reduce-scatter these: a copy of all, and what comes."""
+        for block, size in self._gradients.items():
+            self._released.add(block)
+            self._sent = 2 * size
+            self._note()
+        self._gradients.clear()
 
     def _change(self, storage: Storage, sign: int) -> None:
         kind = "rows" if storage.scope == "rows" else "kept"
@@ -200,54 +225,18 @@ class Timeline:
         if storage.scope == "gradient":
             self._all_gradients += sign * storage.size
 
-    def _make(self, number: int) -> None:
-        storage = self._storages[number]
-        self._made.setdefault(storage.call, set()).add(number)
-        self._change(storage, 1)
-        if storage.scope == "gradient" and storage.block >= 0:
-            if storage.block not in self._gradients:
-                self._send_gradients()
-            self._gradients[storage.block] += storage.size
-        self._note(in_step=storage.scope == "optimizer")
-
-    def _send_gradients(self) -> None:
-        """Release the block whose gradients are whole, and reduce-scatter these: a copy of all, and what comes."""
-        for block, size in self._gradients.items():
-            self._released.add(block)
-            self._sent = 2 * size
-            self._note()
-        self._gradients.clear()
-
-    def _free(self, number: int) -> None:
-        storage = self._storages[number]
-        self._made.get(storage.call, set()).discard(number)
-        if number in self._left:
-            self._compute_again(number)
-        self._change(storage, -1)
-
-    def _begin(self, what: What) -> None:
-        """Begin a pass or an optimizer's step. At the end of a backward pass all gradients are sent."""
-        if self._is_backward:
-            self._note(buckets=self._all_gradients)
-        self._is_backward = what == "backward"
-        if not self._is_backward:
-            self._send_gradients()
-            self._sent = 0
-            self._released.clear()
-
-    # --- activation checkpointing
-
-    def _leave(self, call: int) -> None:
-        """Leave out what a block has made and not returned: its activations, until they are computed again."""
-        left = self._made.pop(call, set()).difference(self._returned.get(call, ()))
-        left = {number for number in left if self._storages[number].scope == "rows"}
-        self._bytes["recomputed"] += sum(self._storages[number].size for number in left)
-        self._left |= dict.fromkeys(left, left)
-
-    def _compute_again(self, number: int) -> None:
-        """Put back all that a call has left out, at the first use of it; a variable of the script is only freed."""
-        left = self._left[number] if self._is_backward else {number}
-        for activation in list(left):
-            self._bytes["recomputed"] -= self._storages[activation].size
-            self._left.pop(activation).discard(activation)
-        self._note()
+    def _note(self, in_step: bool = False, buckets: int = 0) -> None:
+        """Note a moment. in_step: of an optimizer. buckets: bytes of those of ddp."""
+        if not self.records:
+            return
+        largest = 0 if in_step else max(self._blocks.values(), default=0)
+        held = sum(size for block, size in self._blocks.items() if block not in self._released)
+        moment = Moment(
+            **self._bytes,
+            buckets=buckets,
+            gradients=sum(self._gradients.values()),
+            sent=self._sent,
+            gathered=min(held, 2 * largest),
+            coming=largest,
+        )
+        self.moments.append(moment)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
 from duoka.forecasting.memory import MemoryForecast, MemoryRequest
-from duoka.forecasting.moments import Event, MemoryRecord, Moment, Scope, Storage, Timeline, What
+from duoka.forecasting.moments import MemoryRecord, Moment, Scope, Storage, Timeline
 from tests.forecasting.made import ONE_DEVICE
 
 MB = 10**6
@@ -14,45 +17,44 @@ class Story:
 
     def __init__(self, batch: int | None = 8) -> None:
         self.batch, self.steps, self.bound = batch, 3, 0
-        self.storages: dict[int, Storage] = {}
-        self.at_begin: list[int] = []
-        self.events: list[Event] = []
-        self.returned: dict[int, list[int]] = {}
+        self.timeline, self.scopes, self._next = Timeline(), Counter[str](), 0
 
     def add(self, size: float, scope: Scope, block: int = -1, call: int = -1) -> int:
-        """Add a storage, and return its number."""
-        number = len(self.storages)
-        self.storages[number] = Storage(round(size * MB), scope, block, call)
+        """Add a storage, and return its number; a gradient is known as one when it is accumulated."""
+        number, self._next = self._next, self._next + 1
+        made = Storage(round(size * MB), "constant" if scope == "gradient" else scope, block, call)
+        self.timeline.make(number, made._replace(block=-1) if scope == "gradient" else made)
+        self.timeline.classify(number, scope, block)
         return number
 
     def alive(self, size: float, scope: Scope, block: int = -1) -> int:
         """Add a storage that is alive at the begin."""
-        number = self.add(size, scope, block)
-        self.at_begin.append(number)
-        return number
+        assert not self.timeline.records
+        self.scopes[scope] += round(size * MB)
+        return self.add(size, scope, block)
 
     def make(self, size: float, scope: Scope, block: int = -1, call: int = -1) -> int:
         """Make a storage now."""
-        number = self.add(size, scope, block, call)
-        self.now("made", number)
-        return number
+        self.begin()
+        return self.add(size, scope, block, call)
 
-    def now(self, what: What, number: int = 0) -> None:
-        """Add an event."""
-        self.events.append(Event(what, number))
+    def begin(self, what: Literal["forward", "backward", "step"] | None = None) -> None:
+        """Record from now on, and begin a pass or an optimizer's step."""
+        if not self.timeline.records:
+            self.timeline.record()
+        if what is not None:
+            self.timeline.begin(what)
 
     @property
     def moments(self) -> list[Moment]:
         """The moments so far."""
-        return Timeline(self.storages, self.at_begin, self.events, self.returned).moments
+        self.begin()
+        return self.timeline.moments
 
     @property
     def record(self) -> MemoryRecord:
         """The record of these events."""
-        scopes: dict[str, int] = {}
-        for storage in (self.storages[number] for number in self.at_begin):
-            scopes[storage.scope] = scopes.get(storage.scope, 0) + storage.size
-        return MemoryRecord(self.steps, self.batch, self.bound, scopes, self.moments)
+        return MemoryRecord(self.steps, self.batch, self.bound, dict(self.scopes), self.moments)
 
 
 def forecast(story: Story, limits: list[int | None], devices: tuple[int, ...] = (1, 2, 4)) -> MemoryForecast:

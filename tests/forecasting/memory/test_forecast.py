@@ -82,7 +82,7 @@ def story(batch: int | None = 8) -> Story:
     for block in range(2):
         made.make(5, "gradient", block)
     made.make(40, "rows")
-    made.now("step")
+    made.begin("step")
     return made
 
 

@@ -22,7 +22,7 @@ def test_rows_are_shared_and_parameters_are_not_with_ddp() -> None:
     story.alive(3, "kept")
     rows = story.make(8, "rows")
     story.make(1, "constant")
-    story.now("freed", rows)
+    story.timeline.free(rows)
     assert megabytes(story, ONE) == 42
     assert megabytes(story, DDP) == 38
     whole = 10 + 5  # the block, and the part of a coming one
@@ -53,7 +53,7 @@ def test_the_largest_share_counts(batch: int | None, devices: int, share: float)
 def test_the_peak_is_that_of_a_moment() -> None:
     story = Story()
     first = story.make(8, "rows")
-    story.now("freed", first)
+    story.timeline.free(first)
     story.make(6, "constant")
     assert megabytes(story, ONE) == 8
     assert megabytes(story, DDP) == 6
@@ -62,10 +62,10 @@ def test_the_peak_is_that_of_a_moment() -> None:
 def test_gradients_are_copied_to_buckets_until_the_backward_pass_ends() -> None:
     story = Story()
     story.alive(40, "parameter", 0)
-    story.now("backward")
+    story.begin("backward")
     story.make(20, "gradient", 0)
     story.make(20, "gradient", 0)
-    story.now("step")
+    story.begin("step")
     story.make(5, "optimizer")
     assert megabytes(story, ONE) == 85
     assert megabytes(story, DDP) == 120  # both gradients in buckets
@@ -74,12 +74,12 @@ def test_gradients_are_copied_to_buckets_until_the_backward_pass_ends() -> None:
 def test_buckets_hold_what_accumulates() -> None:
     story = Story()
     story.alive(40, "parameter", 0)
-    story.now("backward")
+    story.begin("backward")
     story.make(40, "gradient", 0)
-    story.now("forward")
-    story.now("backward")  # adds to the gradients that are there
+    story.begin("forward")
+    story.begin("backward")  # adds to the gradients that are there
     story.make(5, "rows")
-    story.now("step")
+    story.begin("step")
     assert megabytes(story, DDP) == 40 + 40 + 2.5 + 40
 
 
@@ -87,9 +87,9 @@ def test_a_block_is_released_when_its_gradients_are_sent() -> None:
     story = Story()
     story.alive(10, "parameter", 0)
     assert megabytes(story, FSDP) == 5 + 10 + 5  # its part, the whole block, the part of a coming one
-    story.now("backward")
+    story.begin("backward")
     story.make(10, "gradient", 0)
-    story.now("step")
+    story.begin("step")
     assert megabytes(story, FSDP) == 5 + 10 + 20 + 5  # its part, whole gradients, what is sent and received
     assert story.moments[-1].gathered == 0
     assert story.moments[-1].sent == 20 * MB
@@ -104,7 +104,7 @@ def test_whole_gradients_of_a_block_are_sent_in_a_copy() -> None:
     story.alive(4, "parameter", 0)
     story.make(6, "gradient", 0)
     story.make(4, "gradient", 0)
-    story.now("step")
+    story.begin("step")
     assert megabytes(story, FSDP) == 5 + 10 + 20 + 5
     assert megabytes(story, ONE) == 20
 
@@ -113,7 +113,7 @@ def test_gradients_of_one_block_are_sent_at_a_time() -> None:
     story = Story()
     story.alive(6, "parameter", 0)
     story.alive(4, "parameter", 1)
-    story.now("backward")
+    story.begin("backward")
     story.make(4, "gradient", 1)
     story.make(6, "gradient", 0)
     *_, sent, last = story.moments
@@ -132,11 +132,10 @@ def test_activations_are_computed_again() -> None:
     for call in range(3):
         story.make(10, "rows", call=call)
         out = story.make(2, "rows", call=call)
-        story.returned[call] = [out]
-        story.now("leave", call)
-    story.now("backward")
+        story.timeline.leave(call, [out])
+    story.begin("backward")
     for number in (4, 2, 0):
-        story.now("freed", number)
+        story.timeline.free(number)
     assert megabytes(story, ONE) == 36
     assert megabytes(story, FSDP) == 18
     assert megabytes(story, MemoryLayout("fsdp", 2, checkpoints=True)) == (10 + 2 + 2 + 2) / 2
@@ -149,7 +148,7 @@ def test_copies_in_another_dtype_are_there_with_their_block() -> None:
     for block in range(3):
         story.make(5, "constant", block)
     for number in (3, 4, 5):
-        story.now("freed", number)
+        story.timeline.free(number)
     assert megabytes(story, DDP) == 45
     assert megabytes(story, FSDP) == 15 + 2 * (10 + 5) + (10 + 5) / 2  # parts, two blocks, the part of a third
 
@@ -166,8 +165,7 @@ def test_no_more_is_whole_than_twice_the_largest(sizes: list[int], gathered: int
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     story = Story()
     story.alive(1, "parameter", 0)
-    story.returned[0] = [story.make(2, "rows", call=0)]
-    story.now("leave", 0)
+    story.timeline.leave(0, [story.make(2, "rows", call=0)])
     record = story.record
     record.write(tmp_path)
     assert MemoryRecord.read(tmp_path) == record
