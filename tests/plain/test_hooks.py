@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import re
+import pytest
 
 from tests.flows.flow import Flow
-from tests.plain.said import as_python, run, said
+from tests.plain.said import as_python, said
 
 START = """
     import torch
@@ -71,16 +71,30 @@ def test_backward_hooks_on_modules_see_whole_batches(flow: Flow) -> None:
     as_python(flow, source)
 
 
-def test_a_hook_after_accumulation_is_refused_with_its_line(flow: Flow) -> None:
-    source = (
-        START
-        + """
-    model[0].weight.register_post_accumulate_grad_hook(print)
-    """
-    )
-    result = run(flow, source)
-    assert result.returncode == 1
-    assert re.search(r"script\.py:\d+ registers a post-accumulate-grad hook", result.stderr)
+OPTIMIZER_IN_BACKWARD = """
+    optimizers = {p: torch.optim.Adam([p], lr=0.05, foreach=False) for p in model.parameters()}
+
+    def step(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    extra = torch.zeros(1, requires_grad=True)
+    extra.register_post_accumulate_grad_hook(lambda p: show("extra", p.grad))
+    for rows in (7, 7, 7, 2, 7):
+        loss = (model(x[:rows]) - y[:rows] + extra).pow(2).mean()
+        loss.backward()
+        show("loss", loss)
+        show("weight", model[0].weight)
+    handles[0].remove()
+    (model(x) - y).pow(2).mean().backward()
+    show("grads", torch.tensor([p.grad is None for p in model.parameters()]))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "exact", "fsdp"])
+def test_an_optimizer_may_step_in_the_backward_pass(strategy: str, flow: Flow) -> None:
+    as_python(flow, START + OPTIMIZER_IN_BACKWARD, "--strategy", strategy)
 
 
 def test_one_device_may_do_all_of_it(flow: Flow) -> None:

@@ -34,6 +34,7 @@ INTERCEPTIONS = (
     modules.install,  # module calls: view/modules/calls.py
     autograd.install,  # backward passes, torch.autograd.grad: strategies
     autograd.install_hooks,  # hooks on leaves
+    autograd.install_hooks_after_accumulation,
     constructors.install,  # tensors made of batches
     transforms.install,  # torch.compile, vmap, cond, torch.func: view/dispatch
     loaders.install,  # DataLoader iterators: data/splitting.py

@@ -6,23 +6,25 @@ The mean over ranks is the whole one (view/shares/differentiable.py); it is take
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, uses, whole_gradients
 from duoka.view.support.kinds import is_scripts_own
 from duoka.view.support.transforms import is_tracing
-from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in
 from duoka.view.view import View
 
 
@@ -97,7 +99,7 @@ def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def install_hooks(session: Session) -> None:
-    """Intercept `Tensor.register_hook` and `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
+    """Intercept `Tensor.register_hook` and `retain_grad`."""
 
     @session.patches.around(Tensor, "register_hook")
     def register_hook(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
@@ -115,9 +117,44 @@ def install_hooks(session: Session) -> None:
             session.strategy.register_hook(self, lambda _: None)
         original(self)
 
+
+def install_hooks_after_accumulation(session: Session) -> None:
+    """Call hooks of `register_post_accumulate_grad_hook` on parameters when the pass is over.
+
+    Only then the gradients are whole. On one device a hook is called as soon as a parameter's gradient is there, so
+    the order is nearly that, from the last parameter to the first.
+    """
+    hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # leaf -> its hooks
+    due: dict[int, Tensor] = {}  # leaves by identity
+
+    def reached(leaf: Tensor) -> None:
+        due[id(leaf)] = leaf
+
+    def passed(is_reached: Callable[[Tensor], bool]) -> None:
+        for leaf in filter(is_reached, [*hooks][::-1]):
+            reached(leaf)
+
+    session.strategy.observe(passed)
+
+    @session.patches.around(torch.autograd, "backward")
+    def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        due.clear()  # of a pass that failed
+        out = original(*args, **kwargs)
+        while due:
+            leaf = due.pop(next(iter(due)))
+            for hook in [*hooks[leaf].values()]:
+                hook(leaf)
+        return out
+
     @session.patches.around(Tensor, "register_post_accumulate_grad_hook")
-    def refuse(original: object, self: Tensor, hook: object) -> NoReturn:
-        raise Refused(
-            f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a "
-            "gradient only; do what it does after backward() instead"
-        )
+    def register(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+        exact = session.view.shares.exact
+        of_one_rank = session.ranks.world_size == 1 and not exact
+        if of_one_rank or not self.is_leaf or not self.requires_grad or type(self) in (BatchTensor, MultiShareBatch):
+            return original(self, hook)
+        if exact and self not in hooks:
+            original(self, reached)  # by a batch of fewer rows than shares, which all ranks compute whole
+        of_leaf = hooks.setdefault(self, OrderedDict())
+        handle = RemovableHandle(of_leaf)
+        of_leaf[handle.id] = hook
+        return handle

@@ -21,6 +21,7 @@ INTERCEPTIONS = (  # as in a plain script
     modules.install,
     autograd.install,
     autograd.install_hooks,
+    autograd.install_hooks_after_accumulation,
     constructors.install,
     transforms.install_scripting,
     transforms.install,
