@@ -142,13 +142,6 @@ class Caller:
         """Return whether the script calls, possibly through Python's library and the package `through`."""
         return self.may_communicate() and _kind(_calling(), through) == _SCRIPT
 
-    def is_direct_script_call(self) -> bool:
-        """Return whether the script calls directly."""
-        if not self.may_communicate():
-            return False
-        frame = _calling()
-        return frame is not None and is_users_frame(frame)
-
     def is_joint(self) -> bool:
         """Return whether all ranks make this call together.
 

@@ -35,7 +35,8 @@ def install(session: Session) -> None:
         return session.ranks.reading(now, line, is_users_frame(frame))
 
     def agreed(now: Callable[[], Any]) -> Any:
-        if caller.is_direct_script_call():
+        frame = caller.common_frame()
+        if frame is not None and is_users_frame(frame):
             return session.first(now)
         reading = now()
         agrees = caller.may_communicate() and type(reading) in _AGREED
