@@ -87,11 +87,9 @@ def _intercept(shared_random: SharedRandom, patches: Patches) -> list[tuple[Any,
 
     def seed_torch(self: torch.Generator) -> int:
         seed = shared_random.draw(7)
-        return (
-            seed_from_system(self)
-            if seed is None
-            else self.manual_seed(int.from_bytes(seed, "little")).initial_seed()
-        )
+        if seed is None:
+            return seed_from_system(self)  # type: ignore[no-any-return]
+        return self.manual_seed(int.from_bytes(seed, "little")).initial_seed()
 
     patches.put(methods, "seed", seed_torch)
     numpys = np.random.RandomState
