@@ -10,18 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.forecasting.timer import (
-    LEAST,
-    WARMUP,
-    RankTimes,
-    Timer,
-    Timing,
-    WindowEnd,
-    read,
-    samples,
-    warmup_steps,
-    write,
-)
+from duoka.forecasting.timer import LEAST, WARMUP, Timer, Timing, WindowEnd, rank_file, read, samples, warmup_steps
 from duoka.supervision.status_board import StatusBoard
 from duoka.trials.observer import StepLimitReached
 
@@ -74,10 +63,13 @@ def test_a_device_is_waited_for_at_the_ends_of_windows_only(tmp_path: Path, monk
     assert (found.steps, found.counted, len(found.windows)) == (30, 20, 5)
 
 
+RankTimes = tuple[Sequence[WindowEnd], str, int]
+
+
 def timing(folder: Path, *ranks: RankTimes, steps: int) -> Timing:
     """Write the ranks' files and read them."""
     for rank, times in enumerate(ranks):
-        write(folder, rank, times)
+        rank_file(folder, rank).write_text(json.dumps(times))
     (folder / "end.json").write_text(json.dumps({"steps": steps, "how": "enough"}))
     return read(folder)
 
@@ -92,15 +84,15 @@ def marks(ends: Sequence[float], waited: float = 0.0, samples: int | None = 8) -
 
 def test_the_first_steps_do_not_count(tmp_path: Path) -> None:
     ends = [100.0, 200.0, 300.0, 301.0, 302.0, 303.0, 304.0, 305.0, 315.0]  # the last one had an evaluation
-    found = timing(tmp_path, RankTimes(marks(ends), "sort at a.py:1", 2), steps=9)
+    found = timing(tmp_path, (marks(ends), "sort at a.py:1", 2), steps=9)
     assert found == Timing(9, 6, (1.0, 1.0, 1.0, 1.0, 1.0, 10.0), 0.0, 0.25, "sort at a.py:1", 8, 2)
     assert found.step == 1.0
     assert found.middle == (1.0, 1.0)
 
 
 def test_ranks_wait_on_average_and_the_first_has_the_clock(tmp_path: Path) -> None:
-    first = RankTimes(marks([float(step) for step in range(1, 10)], waited=0.5), "", 1)
-    other = RankTimes(marks([0.0] * 9, waited=0.1), "", 1)
+    first = (marks([float(step) for step in range(1, 10)], waited=0.5), "", 1)
+    other = (marks([0.0] * 9, waited=0.1), "", 1)
     found = timing(tmp_path, first, other, steps=9)
     assert found.waited == pytest.approx(0.3)
     assert found.step == 1.0
@@ -109,18 +101,18 @@ def test_ranks_wait_on_average_and_the_first_has_the_clock(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("samples", [None, 0])
 def test_samples_that_are_not_known(tmp_path: Path, samples: int | None) -> None:
-    times = RankTimes(marks([float(step) for step in range(9)], samples=samples), "", 1)
+    times = (marks([float(step) for step in range(9)], samples=samples), "", 1)
     assert timing(tmp_path, times, steps=9).samples is None
 
 
 def test_windows_of_several_steps(tmp_path: Path) -> None:
-    times = RankTimes([WindowEnd(step, 3.0 * step, 0.0, 0.0, 4 * step) for step in range(2, 31, 4)], "", 1)
+    times = ([WindowEnd(step, 3.0 * step, 0.0, 0.0, 4 * step) for step in range(2, 31, 4)], "", 1)
     found = timing(tmp_path, times, steps=30)
     assert (found.counted, found.windows, found.samples) == (20, (3.0,) * 5, 4)
 
 
 def test_a_script_without_steps(tmp_path: Path) -> None:
-    found = timing(tmp_path, RankTimes([], "", 1), steps=0)
+    found = timing(tmp_path, ([], "", 1), steps=0)
     assert (found.steps, found.counted, found.windows) == (0, 0, ())
 
 

@@ -43,17 +43,6 @@ class WindowEnd(NamedTuple):
     samples: float | None
 
 
-class RankTimes(NamedTuple):
-    """The contents of one rank's file.
-
-    costliest: the line with the most work that every rank computes whole. threads: CPU threads of one operation.
-    """
-
-    marks: Sequence[WindowEnd]
-    costliest: str
-    threads: int
-
-
 @dataclass(frozen=True)
 class Timing:
     """Times of one run, in seconds per step.
@@ -92,14 +81,8 @@ def warmup_steps(steps: int, settling: int = 0) -> int:
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's file."""
+    """Return the path of a rank's file: its marks, its costliest line, and the CPU threads of one operation."""
     return folder / f"rank-{rank}.json"
-
-
-def write(folder: Path, rank: int, times: RankTimes) -> None:
-    """Write the measurements of one rank."""
-    with opened(rank_file(folder, rank)) as file:
-        file.write(json.dumps(times))
 
 
 class Timer(TrialObserver):
@@ -126,8 +109,8 @@ class Timer(TrialObserver):
 
     def close(self) -> None:
         costliest = next((f"{name} at {line}" for name, line in self._tally.shares()), "")
-        times = RankTimes(self._marks, costliest, torch.get_num_threads())
-        write(self.folder, self.slot.rank, times)
+        with opened(rank_file(self.folder, self.slot.rank)) as file:
+            file.write(json.dumps([self._marks, costliest, torch.get_num_threads()]))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.slot.steps == self.steps:  # another optimizer of the same step
@@ -173,12 +156,12 @@ def read(folder: Path, settling: int = 0) -> Timing:
     end = end_of(folder)
     steps = end.steps if end is not None else 0
     warmup = warmup_steps(steps, settling)
-    ranks: list[RankTimes] = []
+    ranks: list[Any] = []
     while (path := rank_file(folder, len(ranks))).exists():
-        marks, *others = json.loads(path.read_text())
-        ranks.append(RankTimes([WindowEnd(*mark) for mark in marks], *others))
-    windows = [_windows(times.marks, warmup) for times in ranks]
-    first, known = windows[0], all(mark.samples is not None for mark in ranks[0].marks)
+        ranks.append(json.loads(path.read_text()))
+    windows = [_windows([WindowEnd(*mark) for mark in marks], warmup) for marks, _, _ in ranks]
+    first, (marks, costliest, threads) = windows[0], ranks[0]
+    known = all(WindowEnd(*mark).samples is not None for mark in marks)
     samples = _median([window.samples or 0 for window in first])  # of the first rank: each counts whole batches
     return Timing(
         steps=steps,
@@ -186,9 +169,9 @@ def read(folder: Path, settling: int = 0) -> Timing:
         windows=tuple(window.seconds for window in first),
         waited=fmean(_median([window.waited for window in of_rank]) for of_rank in windows),
         repeated=_median([window.repeated for window in first]),
-        costliest=ranks[0].costliest,
+        costliest=costliest,
         samples=round(samples) or None if known else None,
-        threads=ranks[0].threads,
+        threads=threads,
     )
 
 
