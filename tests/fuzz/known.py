@@ -297,6 +297,14 @@ LAYOUTS = {
         "w.square().sum().backward(); print(w.grad.tolist(), z.grad)",
         header=("import copy",),
     ),
+    "where an empty view begins": on(
+        "(4, 2, 3)", "print([y.storage_offset() for y in (x[:, 2:1, 2:1], x.T[1:1], x.transpose(0, 1)[2:2], x[:, 2:])])"
+    ),
+    "the address of an array beside a smaller copy": on(
+        "(6, 3, 4)",
+        "x.narrow(-1, 1, 2)[::2, :, 1].mul_(2); y = torch.from_numpy(x.numpy())",
+        "print(y.data_ptr() == x.data_ptr(), x[:, 1].data_ptr() - y.data_ptr())",
+    ),
 }
 
 OTHERS = {

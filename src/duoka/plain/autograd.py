@@ -143,7 +143,8 @@ def install_hooks_after_accumulation(session: Session) -> None:
         while due:
             leaf = due.pop(next(iter(due)))
             for hook in [*hooks[leaf].values()]:
-                hook(leaf)
+                if hook(leaf) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")  # as torch does
         return out
 
     @session.patches.around(Tensor, "register_post_accumulate_grad_hook")

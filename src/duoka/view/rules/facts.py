@@ -67,8 +67,11 @@ def layout(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def storage_offset(func: Function, args: Args, kwargs: Kwargs) -> int:
     """Return the place of the first element in the memory of the global batch."""
-    spec, sample = args[0]._spec, args[0]._meta.strides[args[0]._spec.dim] * args[0]._spec.inner
-    return global_distance(int(func(args[0]._local)), sample, spec.partition.n, spec.partition.rows)
+    rows, meta, spec = args[0]._local, args[0]._meta, args[0]._spec
+    sample, offset = meta.strides[spec.dim] * spec.inner, int(func(rows))
+    if not meta.shape.numel() and max(meta.strides) <= sample:  # it may begin behind the last element of a sample
+        return offset
+    return global_distance(offset, sample, spec.partition.n, spec.partition.rows)
 
 
 def address(func: Function, args: Args, kwargs: Kwargs) -> int:
@@ -82,7 +85,8 @@ def address(func: Function, args: Args, kwargs: Kwargs) -> int:
     if not args[0]._meta.shape.numel():
         return 0
     copies = [] if view.of_parameters else [copy for copy in view.aliased.of_memory(rows) if copy.full.numel()]
-    start = copies[0].full.data_ptr() - copies[0].offset() if copies else _start(rows)
+    largest = max(copies, key=lambda copy: copy.full.untyped_storage().nbytes(), default=None)  # holds the others
+    start = _start(rows) if largest is None else largest.full.data_ptr() - largest.offset()
     return int(start + storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize)
 
 
