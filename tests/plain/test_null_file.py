@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from duoka.plain.null_file import of_files_only, open_null_file
+from duoka.plain.files import of_files_only, open_null_file
 
 STEPS = st.lists(
     st.one_of(

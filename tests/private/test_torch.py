@@ -49,3 +49,7 @@ def test_what_holds_memory_is_counted() -> None:
     before = private.version_of(tensor)
     view.add_(1)
     assert private.version_of(tensor) == before + 1
+
+
+def test_whole_parameters_are_no_dtensors() -> None:
+    assert not private.holds_dtensors(nn.Linear(2, 2))

@@ -24,7 +24,7 @@ from duoka.collectives.process import ProcessCollectives
 from duoka.errors import OptionError, Refused
 from duoka.origins.origin import Forked
 from duoka.run import models
-from duoka.sharding.division import divide
+from duoka.sharding.block import divide
 from duoka.sharding.parameter import Sharded
 from duoka.system import libc
 from tests.run.ranks import on_ranks

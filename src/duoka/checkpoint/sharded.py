@@ -24,7 +24,7 @@ from duoka.checkpoint.ranks import Ranks
 from duoka.collectives.base import Collectives
 from duoka.errors import WeightsError
 from duoka.system import disk
-from duoka.system.machine import machine_name
+from duoka.system.processes import machine_name
 from duoka.view.tensor.batch import BatchTensor
 
 BLOCK = 8 << 20  # bytes that are copied from a GPU, or sent to another rank, at once

@@ -39,9 +39,8 @@ from duoka.checkpoint.saving import index_text, part_names
 from duoka.checkpoint.sharded import Part, lay_out
 from duoka.checkpoint.states import SavedState
 from duoka.errors import CheckpointError
-from duoka.hardware.accelerator import has_streams
+from duoka.hardware.accelerator import has_streams, wait_for_copies
 from duoka.system import disk
-from duoka.view.copies import wait_for_copies
 
 TENSORS = "states.safetensors"  # the tensors of all states without a file of their own
 LARGE = 64 << 20  # bytes from which several threads copy

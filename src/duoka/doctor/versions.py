@@ -9,7 +9,7 @@ from duoka.doctor import Finding, advice, fault, nvidia, ok
 from duoka.hardware import inventory
 from duoka.hardware.gpu import Gpu
 from duoka.hardware.inventory import Inventory
-from duoka.private.lookup import OLDEST_TORCH, numbers, untested
+from duoka.private import OLDEST_TORCH, numbers, untested
 
 TRIED: frozenset[str] = frozenset()  # names of GPUs on which `make gpu` has passed
 

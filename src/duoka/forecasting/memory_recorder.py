@@ -25,7 +25,7 @@ from duoka.forecasting.timer import samples
 from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches
 from duoka.private.torch import TorchDispatchMode, in_backward, tree_leaves
-from duoka.sharding.division import divide, groups
+from duoka.sharding.block import divide, groups
 from duoka.trials.observer import TrialObserver, watch_loaders
 from duoka.view.tensor.batch import BatchTensor
 

@@ -8,5 +8,5 @@ inventory.py    all devices of this machine, at one moment
 machine.py      its processor and memory, and the limits of a container or a scheduler
 choice.py       the devices for a request, one for each worker
 allocation.py   reads the inventory, chooses, and locks, in one step; waits until devices are free
-accelerator.py  the accelerator of this process, in torch's own words
+accelerator.py  the accelerator of this process, in torch's own words; copies to and from it
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.hardware.gpu import Holder
-from duoka.system.machine import runtime_folder
+from duoka.system.processes import runtime_folder
 
 MUTEX_LIMIT = 10.0  # seconds
 HeldLocks = ExitStack  # locks of this process and those it forks, until `close` or until all have ended

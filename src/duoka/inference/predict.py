@@ -20,9 +20,9 @@ from duoka.origins.process import this_process
 from duoka.planning.options import one_of
 from duoka.planning.picking import Picked
 from duoka.planning.picking import devices as pick_devices
+from duoka.private.torch import holds_dtensors
 from duoka.sharding.parameter import Sharded
 from duoka.supervision import tracebacks
-from duoka.view.support.kinds import holds_shards
 
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,7 +87,7 @@ def predict(
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module")
-    if holds_shards(model):
+    if holds_dtensors(model):
         hint = "shard it by run.model(net, strategy='fsdp'), or save it and load it into a model that is whole"
         raise OptionError("model", f"{type(model).__name__} of DTensors", "a model without torch's DTensors", hint)
     one_of("precision", precision, PRECISIONS)

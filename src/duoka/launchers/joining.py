@@ -42,8 +42,8 @@ from duoka.planning.options import Machines
 from duoka.planning.plan import Plan, joined
 from duoka.script.target import sources
 from duoka.system import environment
-from duoka.system.machine import machine_name
 from duoka.system.messages import printable
+from duoka.system.processes import machine_name
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

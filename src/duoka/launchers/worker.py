@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import mmap
 import os
@@ -319,9 +320,14 @@ def held_when_short(error: str) -> list[int]:
     """Return what this rank's device held (`Ending.held`) when memory ran out; empty if an error tells of another."""
     if not re.search(MEMORY, error) or "torch" not in sys.modules:
         return []
-    from duoka.strategies.memory import memory_held
+    from torch.optim import Optimizer
 
-    return [*memory_held()]
+    from duoka.hardware import accelerator
+    from duoka.strategies.balancing import model_bytes
+
+    optimizers = [entry for entry in gc.get_objects() if issubclass(type(entry), Optimizer)]
+    module = accelerator.in_use()
+    return [*model_bytes(optimizers), module.memory_allocated() if module else 0]
 
 
 def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:

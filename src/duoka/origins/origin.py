@@ -33,7 +33,7 @@ from duoka.private.torch import store_of_default_group
 from duoka.supervision.status_board import SLOT_SIZE, StatusBoard, StatusSlot
 from duoka.system import environment
 from duoka.system.environment import RankInfo
-from duoka.system.machine import SHARED_MEMORY, machine_name
+from duoka.system.processes import SHARED_MEMORY, machine_name
 
 
 @dataclass(frozen=True, slots=True)

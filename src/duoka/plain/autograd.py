@@ -22,9 +22,8 @@ from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, uses, whole_gradients
-from duoka.view.support.kinds import is_scripts_own
-from duoka.view.support.transforms import is_tracing
 from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in
+from duoka.view.transforms import is_tracing
 from duoka.view.view import View
 
 
@@ -159,3 +158,8 @@ def install_hooks_after_accumulation(session: Session) -> None:
         handle = RemovableHandle(of_leaf)
         of_leaf[handle.id] = hook
         return handle
+
+
+def is_scripts_own(hook: Any) -> bool:
+    """Return True if a hook is neither torch's nor duoka's."""
+    return not (getattr(hook, "__module__", None) or "").startswith(("torch.", "duoka."))

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
-from duoka.view.dispatch.own_rows import compute_opaque
+from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.dispatch.whole import compute_whole
-from duoka.view.row_independent import names_of_class
 from duoka.view.rules.lookup import argument
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 

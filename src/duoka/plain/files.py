@@ -4,16 +4,20 @@ Only rank 0 writes a file that is opened for writing; reading it back waits for 
 `listdir`, …) are answered by rank 0. It does not matter who calls, the script or a library, but where: each rank has
 the temporary files of its libraries and what they keep in caches for itself. In other threads and in the garbage
 collector, which ranks enter at other times, rank 0 makes changes, and no rank waits.
+
+The other ranks write to null files: what is written is discarded, and positions and sizes are as on rank 0.
 """
 
 from __future__ import annotations
 
 import builtins
+import errno
 import fcntl
 import glob
 import io
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
 import threading
@@ -28,7 +32,6 @@ import numpy as np
 from filelock import AcquireReturnProxy, BaseFileLock  # which torch depends on
 
 from duoka.plain.caller import Caller
-from duoka.plain.null_file import of_files_only, open_null_file
 from duoka.plain.session import Session
 from duoka.private.python import PATH_FUNCTIONS
 
@@ -306,3 +309,67 @@ def install_locks(session: Session) -> None:
         original(self, *args, **kwargs)
         if not self.is_locked:
             caller.locks.pop(self, None)
+
+
+class NullFile(io.FileIO):
+    """A file that discards what is written, and keeps the position and size that the file `name` would have."""
+
+    def __init__(self, name: Any, *, size: int = 0, appends: bool = False) -> None:
+        super().__init__(os.devnull, "w")
+        self.name = name
+        self._size = self._at = size
+        self._appends = appends
+
+    def write(self, data: Any) -> int:
+        """Discard the data, and return its size in bytes."""
+        count = memoryview(data).nbytes
+        if count:  # writing nothing past the end does not extend a file
+            self._at = (self._size if self._appends else self._at) + count
+            self._size = max(self._size, self._at)
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the position, as in a file."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, as of a file."""
+        self._size = self._at if size is None else size
+        return self._size
+
+
+def open_null_file(
+    name: Any,
+    mode: str,
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    *,
+    size: int = 0,
+) -> Any:
+    """Return a null file, with the arguments of `open` for writing. size: of the file that is appended to."""
+    raw = NullFile(name, size=size, appends="a" in mode)
+    if "b" in mode:
+        return raw if buffering == 0 else io.BufferedWriter(raw)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, newline, line_buffering=buffering == 1)
+
+
+def of_files_only(original: Callable[..., None], descriptor: Any, *args: Any) -> None:
+    """Call `os.fsync` and the like, but not for null files, for which they fail."""
+    status = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+    if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.stat(os.devnull).st_rdev:
+        original(descriptor, *args)

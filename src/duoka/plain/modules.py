@@ -28,7 +28,7 @@ from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpo
 from duoka.system.user_code import user_line
 from duoka.view.aliased import version
 from duoka.view.modules.recomputing import on_rows
-from duoka.view.support.originals import unnumbered
+from duoka.view.originals import unnumbered
 
 
 def install(session: Session) -> None:

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view.support.originals import unnumbered
+from duoka.view.originals import unnumbered
 from duoka.view.tensor.batch import BatchTensor
 
 

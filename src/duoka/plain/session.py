@@ -13,12 +13,12 @@ from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
 from duoka.planning.options import RunSettings
-from duoka.private.lookup import untested
+from duoka.private import untested
 from duoka.strategies import Strategy, create
 from duoka.strategies.balancing import Balance
 from duoka.strategies.exact import be_deterministic
 from duoka.view.modules.calls import ModuleCalls
-from duoka.view.random.generators import RankStream
+from duoka.view.random import RankStream
 from duoka.view.view import View
 
 

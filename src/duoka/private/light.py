@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from duoka.private.lookup import requiring
+from duoka.private import requiring
 
 with requiring("torch", torch.__version__):
     from torch.utils.data import dataloader as _dataloader

@@ -16,7 +16,7 @@ import weakref
 from multiprocessing import resource_sharer
 from typing import IO, Any
 
-from duoka.private.lookup import requiring
+from duoka.private import requiring
 
 with requiring("Python", platform.python_version()):
     # Today's names for those of Python 2 in old pickles. Public: none; pickle's own loading executes code.

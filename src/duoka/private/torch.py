@@ -25,7 +25,7 @@ from torch.nn.utils import rnn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.data import DataLoader
 
-from duoka.private.lookup import numbers, requiring
+from duoka.private import numbers, requiring
 from duoka.system.libc import muted
 
 with requiring("torch", torch.__version__):
@@ -357,6 +357,16 @@ COMPILED_CALL = "_compiled_call_impl"
 def is_compiled_call(module: nn.Module) -> bool:
     """Return whether `module.compile()` was called. Public: none."""
     return getattr(module, COMPILED_CALL) is not None
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor. Public: isinstance(…, DTensor), which has to import it."""
+    return hasattr(tensor, "device_mesh")
+
+
+def holds_dtensors(module: nn.Module) -> bool:
+    """Return whether any parameter is a DTensor, of which each rank holds a part."""
+    return any(map(is_dtensor, module.parameters()))
 
 
 def has_own_loading(module: nn.Module) -> bool:

@@ -16,8 +16,9 @@ from duoka.errors import OptionError
 from duoka.hardware.accelerator import memory_of
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
+from duoka.private.torch import holds_dtensors
 from duoka.run.agreement import check_same, gather_objects
-from duoka.view.support.kinds import holds_shards, is_compiled
+from duoka.view.modules.compiled import is_compiled
 
 ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation
 NOT_OPTIONS = {  # of `run.model`, but of DistributedDataParallel or other libraries -> why
@@ -152,7 +153,7 @@ def _check(module: Any) -> None:
     if next(iter(module.parameters()), None) is None:  # a script may return a list
         hint = "a module without parameters is called as it is"
         raise OptionError("run.model", type(module).__name__, "given a module with parameters", hint)
-    if holds_shards(module):
+    if holds_dtensors(module):
         hint = "run.model(net, strategy='fsdp') shards it"
         raise OptionError("run.model", type(module).__name__, "given a module without torch's DTensors", hint)
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]  # type: ignore[redundant-expr]

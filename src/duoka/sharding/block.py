@@ -1,4 +1,7 @@
-"""A block: sharded parameters that are unsharded together, and whose gradients are reduce-scattered together."""
+"""A block: sharded parameters that are unsharded together, and whose gradients are reduce-scattered together.
+
+`divide` and `groups` choose the parameters of each block of a model.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,17 @@ from duoka.private.torch import count_hooks, count_references, gradient_is_accum
 from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
 from duoka.view.shares.differentiable import GatherParameters
-from duoka.view.support.transforms import records_gradients
 from duoka.view.tensor.batch import BatchTensor
+from duoka.view.transforms import records_gradients
 
 if TYPE_CHECKING:
     from duoka.sharding.blocks import Blocks, PrefetchTarget
 
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch.nn.parameter import is_lazy
 
 _ZEROING = tuple(unwrap(function).__code__ for function in (nn.Module.zero_grad, Optimizer.zero_grad))
 
@@ -311,3 +319,73 @@ class StaleView:
             self._block.copy_to_shard(self._index, self._unsharded)
             self._versions = self._now()
         return count_references(self._unsharded) > 1
+
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_LARGE = 4  # parameters in no part form a block each if larger than this part of the largest block
+
+
+def groups(module: nn.Module, parts: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters of each block: those of each of `parts`, each large one of the others, and the rest."""
+    if any(map(is_lazy, module.parameters())) or any(
+        isinstance(part, torch.jit.ScriptModule) for part in module.modules()
+    ):
+        return
+    sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
+    seen = {id(parameter) for part in sparse for parameter in part.parameters()}
+    sizes = [0]
+    for part in parts:
+        parameters = [parameter for parameter in part.parameters() if id(parameter) not in seen]
+        seen.update(map(id, parameters))
+        sizes.append(sum(parameter.numel() for parameter in parameters))
+        yield parameters
+    rest = []
+    for parameter in module.parameters():
+        if id(parameter) in seen:
+            continue
+        if parameter.numel() * _LARGE > max(sizes) > 0:
+            yield [parameter]
+        else:
+            rest.append(parameter)
+    yield rest
+
+
+def divide(module: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
+    """Return the parts of a model whose parameters are gathered together.
+
+    They are the outermost parts of the classes in `names`; without names, the entries of the model's lists
+    (ModuleList, ModuleDict, Sequential, and such within these). Parts without parameters, and those used elsewhere,
+    too, are left out.
+    """
+    users = Counter(_parameters(module))
+    registered = Counter(part for _, part in module.named_modules(remove_duplicate=False))
+
+    def stands_alone(entry: nn.Module) -> bool:
+        parameters = Counter(_parameters(entry))
+        once = all(registered[part] == 1 for part in entry.modules())
+        return bool(parameters) and once and all(users[key] == count for key, count in parameters.items())
+
+    return [entry for entry in (_named(module, names) if names else _entries(module)) if stands_alone(entry)]
+
+
+def _named(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Module]:
+    """Yield the outermost submodules whose class name is in `names`."""
+    for child in module.children():
+        if type(child).__name__ in names:
+            yield child
+        else:
+            yield from _named(child, names)
+
+
+def _entries(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the entries of the outermost lists."""
+    for child in module.children():
+        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
+            yield child
+        else:
+            yield from _entries(child)
+
+
+def _parameters(module: nn.Module) -> Iterator[int]:
+    """Yield the id of each parameter of each part; tied ones several times."""
+    return (id(parameter) for part in module.modules() for parameter in nn.Module.parameters(part, recurse=False))

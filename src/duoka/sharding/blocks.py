@@ -21,11 +21,11 @@ from torch import Tensor
 
 from duoka.collectives.base import Collectives, IsolatedRank
 from duoka.errors import Refused
+from duoka.hardware.accelerator import CopyStream
 from duoka.sharding.block import Block, StaleView
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.pack import Arriving, Kind
 from duoka.system.user_code import user_line
-from duoka.view.copies import CopyStream
 from duoka.view.view import ParameterView, View
 
 

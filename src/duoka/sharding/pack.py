@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from duoka.collectives.base import Collectives
-from duoka.view.copies import CopyStream
+from duoka.hardware.accelerator import CopyStream
 from duoka.view.tensor.batch import BatchTensor
 
 Kind = tuple[int, torch.dtype, torch.device]  # of a tensor to be gathered: number of entries, dtype, device

@@ -5,20 +5,21 @@ holds its rows. What a script does with parameters themselves (norms, clipping, 
 weights, saving) follows the rules of batches. A function that computes *with* a parameter gets the whole one: the
 parameters of its block are gathered, and released when other blocks need the memory.
 
-In the backward pass a block is gathered again when a function needs a weight that it has saved (`saved.py`).
-Gradients of unsharded parameters go through `GatherParameters`, which reduce-scatters them (`block.py`).
+In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients
+of unsharded parameters go through `GatherParameters`, which reduce-scatters them (`block.py`).
 
 Why: docs/decisions/0120-sharded-parameters.md
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from duoka.errors import Refused
@@ -26,18 +27,20 @@ from duoka.private.torch import (
     TYPES_AGREE,
     TYPES_IN_ONE_CALL,
     make_wrapper,
+    memory_of,
+    outer_saved_tensors_hooks,
     swap_contents,
     transform_level,
     tree_map_only,
+    version_of,
 )
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
-from duoka.sharding.saved import saving_positions
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.moving import asked_device
-from duoka.view.support.transforms import records_gradients, without_modes
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, batches_in, may_write
 from duoka.view.tensor.spec import Spec
+from duoka.view.transforms import records_gradients, without_modes
 
 
 class Sharded(BatchTensor):
@@ -312,3 +315,62 @@ def shard_like(tensor: Tensor, batch: BatchTensor) -> BatchTensor:
 Sharded.__name__ = Sharded.__qualname__ = nn.Parameter.__name__
 Sharded.__module__ = nn.Parameter.__module__
 TYPES_IN_ONE_CALL += [BatchTensor, Sharded]  # whose norms ranks exchange together
+
+
+class _Saved(Protocol):
+    def tensor(self) -> Tensor: ...
+
+
+def saving_positions(blocks: Blocks) -> AbstractContextManager[None]:
+    """Return a context in which functions save the block and index of parameters in place of their memory."""
+    outer = outer_saved_tensors_hooks()
+
+    def pack(tensor: Tensor) -> _Saved:
+        position = blocks.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
+        if position is not None:
+            return _SavedParameter(*position, tensor)
+        return _SavedTensor(tensor) if outer is None else _SavedElsewhere(outer[1], outer[0](tensor))
+
+    return saved_tensors_hooks(pack, lambda saved: saved.tensor())
+
+
+class _SavedParameter:
+    __slots__ = ("_block", "_dtype", "_index", "_layout")
+
+    def __init__(self, block: Block, index: int, tensor: Tensor) -> None:
+        self._block, self._index, self._dtype = block, index, tensor.dtype
+        self._layout = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def tensor(self) -> Tensor:
+        with torch.no_grad():
+            return self._block.operands([(self._index, self._dtype)])[0].as_strided(*self._layout)
+
+
+class _SavedTensor:
+    __slots__ = ("_saved_version", "_tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._saved_version = tensor, version_of(tensor)
+
+    def tensor(self) -> Tensor:
+        version = version_of(self._tensor)
+        if version != self._saved_version:  # torch does not check tensors with hooks
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"tensor of shape {tuple(self._tensor.shape)} is at version {version}; expected version "
+                f"{self._saved_version} instead."
+            )
+        return self._tensor
+
+
+class _SavedElsewhere:
+    """A tensor that hooks of the script, around the function, have packed."""
+
+    __slots__ = ("_packed", "_unpack")
+
+    def __init__(self, unpack: Function, packed: Any) -> None:
+        self._unpack, self._packed = unpack, packed
+
+    def tensor(self) -> Tensor:
+        tensor: Tensor = self._unpack(self._packed)
+        return tensor

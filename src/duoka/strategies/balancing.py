@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from statistics import fmean
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from duoka.collectives.base import Collectives
 from duoka.collectives.streams import StreamWaits
+from duoka.hardware import accelerator
 from duoka.planning.plan import ratio
 from duoka.private.light import not_compiled
-from duoka.strategies.memory import model_bytes
-from duoka.view.support.originals import unnumbered
+from duoka.view.originals import unnumbered
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 FIRST = 5  # steps before the first window, in which kernels are chosen
@@ -199,3 +201,21 @@ class _StreamClock:
         fixed = min(model, self._memory.memory_allocated())
         usable = USABLE * (free + self._memory.memory_reserved())
         return float(max(usable - fixed, 0.0) / max(peak - fixed, 1))
+
+
+def model_bytes(optimizers: Iterable[Optimizer]) -> tuple[int, int, int]:
+    """Return the bytes of optimizers' parameters, their gradients, and the optimizers' states."""
+    optimizers = list(optimizers)
+    parameters = [value for optimizer in optimizers for group in optimizer.param_groups for value in group["params"]]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    entries = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+    states = [value for value in entries if isinstance(value, Tensor)]
+    return _bytes(parameters), _bytes(gradients), _bytes(states)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors on the accelerator, if there is one in use."""
+    kind = accelerator.kind() if accelerator.in_use() else "cpu"
+    distinct = {id(tensor): tensor for tensor in tensors}.values()
+    local = (tensor.to_local() if isinstance(tensor, BatchTensor) else tensor for tensor in distinct)
+    return sum(tensor.nbytes for tensor in local if tensor.device.type == kind)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from duoka.collectives.base import Collectives
-from duoka.view.support import originals
+from duoka.view import originals
 from duoka.view.view import View
 
 Observer = Callable[[Callable[[Tensor], bool]], None]  # takes a test whether a pass reached a parameter

@@ -27,13 +27,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, RanksApart, Refused
+from duoka.private.torch import is_dtensor
 from duoka.strategies.base import Observer, Strategy
 from duoka.system.user_code import user_line
+from duoka.view import originals
+from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.local import LocalShares
-from duoka.view.support import originals
-from duoka.view.support.kinds import is_sharded
-from duoka.view.support.originals import unnumbered
 from duoka.view.tensor.batch import BatchTensor
 
 _EXACT = ("cpu", torch.float32)  # represents sums of 16-bit numbers exactly, over up to so many ranks:
@@ -266,7 +266,7 @@ class Bucketed(Strategy):
         self._frozen.pop(parameter, None)
 
     def adopt(self, parameter: Tensor) -> None:
-        if isinstance(parameter, BatchTensor) or is_sharded(parameter):  # sharding/block.py, or torch, does it
+        if isinstance(parameter, BatchTensor) or is_dtensor(parameter):  # sharding/block.py, or torch, does it
             return
         if parameter in self._index or not parameter.is_leaf:
             return

@@ -11,7 +11,7 @@ from duoka.collectives.base import Collectives
 from duoka.private.torch import copy_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, uncompressed
-from duoka.view.support.originals import when_accumulated
+from duoka.view.originals import when_accumulated
 
 
 class Ddp(Bucketed):

@@ -30,9 +30,9 @@ from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.system import environment
 from duoka.system.user_code import user_line
+from duoka.view import originals
+from duoka.view.originals import when_accumulated
 from duoka.view.rules.gradients import call_hooks
-from duoka.view.support import originals
-from duoka.view.support.originals import when_accumulated
 from duoka.view.view import View, exact_view
 
 

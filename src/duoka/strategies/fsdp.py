@@ -27,9 +27,8 @@ from duoka.errors import Refused
 from duoka.hardware.accelerator import best, memory_of
 from duoka.planning.options import RunSettings
 from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
-from duoka.sharding.block import Block
+from duoka.sharding.block import Block, divide, groups
 from duoka.sharding.blocks import Blocks
-from duoka.sharding.division import divide, groups
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.parameter import Sharded, shard, shard_dimension, shard_like
 from duoka.strategies.buckets import WholeHook

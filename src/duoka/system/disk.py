@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from duoka.system import libc
-from duoka.system.machine import machine_name
+from duoka.system.processes import machine_name
 
 PARTIAL = ".partial"  # suffix of files that are incomplete or about to be removed
 _PARTIAL = re.compile(rf"\..+\.([0-9a-f]{{8}})-(\d+)-[0-9a-f]{{8}}{re.escape(PARTIAL)}")

@@ -1,12 +1,18 @@
-"""Processes, as the kernel reports them in /proc."""
+"""The processes of this machine, as the kernel reports them in /proc.
+
+What they have in common: the unique name of the machine, and the folder in which those of a user share files.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import NamedTuple
 
 from duoka.system.messages import printable
@@ -101,3 +107,33 @@ def work_done(session: int) -> int:
         with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
             moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar")))
     return int(10 * cpu + 1e-6) + moved
+
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def machine_name() -> str:
+    """Return a name that no other running machine has.
+
+    Host names are not unique, and a container has one of its own; so it also holds the boot id and the shared
+    memory's device number.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        memory = os.stat(SHARED_MEMORY)
+    except OSError:
+        return secrets.token_hex(16)
+    return f"{socket.gethostname()} {boot} {memory.st_dev}"
+
+
+def runtime_folder() -> Path:
+    """Return the path of the folder `duoka` in the user's runtime directory, or of one in /tmp; it may not exist.
+
+    XDG_RUNTIME_DIR is not read: a cron job has none, but must find the files of the user's sessions.
+    """
+    uid = os.getuid()
+    session = Path(f"/run/user/{uid}")
+    with suppress(OSError):
+        if S_ISDIR(session.lstat().st_mode) and os.access(session, os.W_OK):
+            return session / "duoka"
+    return Path(f"/tmp/duoka-{uid}")

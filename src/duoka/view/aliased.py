@@ -37,8 +37,8 @@ from duoka.private.torch import (
     version_of,
 )
 from duoka.system.user_code import user_line
-from duoka.view.support.transforms import without_modes
 from duoka.view.tensor.strides import Strides, covers, global_distance, without_repetitions
+from duoka.view.transforms import without_modes
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec

@@ -21,14 +21,12 @@ from duoka.errors import DuokaError, Refused
 from duoka.private.torch import WithoutTorchFunctions, backward_of
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies
-from duoka.view.random.generators import RankStream
-from duoka.view.row_independent import RowIndependent
+from duoka.view.originals import register_hook, unnumbered
+from duoka.view.random import RankStream
+from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
 from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCollectives
 from duoka.view.shares.partition import Partition
-from duoka.view.support.originals import register_hook, unnumbered
-from duoka.view.support.recent import KEPT, Recent
-from duoka.view.support.sizes import SizeWatch
 from duoka.view.tally import Tally
 
 _MOST_NODES = 32  # of a graph that are searched for leaves
@@ -97,7 +95,7 @@ class View:
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.whole_operations = Tally()
         self.device: torch.device | None = None  # this and the next two are read by _replay.c
-        self.watch: SizeWatch | None = None
+        self.watch: Any = None
         self.of_parameters = self.has_sharded = False
         self.sharded: list[ParameterView] = []
         self.recomputed: Collection[nn.Module] = ()
@@ -279,6 +277,20 @@ class View:
 
         total: Tensor = shares.synchronize(reduce, part)
         return total
+
+
+class RowIndependent:
+    """The names that the user gave. unused: names of functions that were not called with a batch so far."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(names)
+        self.unused = set(self._names)
+
+    def name_of(self, names: Iterable[str]) -> str | None:
+        """Return the first of a function's names that the user gave."""
+        name = next((name for name in names if name in self._names), None) if self._names else None
+        self.unused.discard(name or "")
+        return name
 
 
 class ParameterView(View):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duoka.supervision.status_board import StatusBoard
-from duoka.system.machine import runtime_folder
+from duoka.system.processes import runtime_folder
 from duoka.watching.sample import RankSample, RunSample, sample_rank
 
 if TYPE_CHECKING:

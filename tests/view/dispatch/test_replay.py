@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from duoka.view.dispatch.replay import DescribedCall
-from duoka.view.support.recent import Recent
+from duoka.view.recent import Recent
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.outcome import backward_name
 from duoka.view.view import View

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from duoka.view.modules.calls import ModuleCalls
+from duoka.view.modules.compiled import is_compiled
 from duoka.view.view import View
 from tests.rounding import assert_same, moved
 from tests.view.nets import HERE, normal, scalar, watched
@@ -218,3 +219,11 @@ def test_an_error_of_some_rows_is_every_rank_s() -> None:
     for found in in_turns(2, on_rank):
         assert found.pop(2) == "index out of range in self"
         torch.testing.assert_close(found, [table[:4]] * 3)
+
+
+def test_compiled_modules_are_recognised() -> None:
+    assert not is_compiled(nn.Linear(2, 2))
+    assert is_compiled(torch.compile(nn.Linear(2, 2)))
+    in_place = nn.Linear(2, 2)
+    in_place.compile()
+    assert is_compiled(in_place)

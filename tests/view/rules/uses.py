@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.private.lookup import numbers
+from duoka.private import numbers
 
 Use = Callable[[Any, Tensor], Any]
 

@@ -16,17 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
-from duoka.view.dispatch.cached import index_cached
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail, note_success
 from duoka.view.dispatch.moving import asked_device, on_host, reads_beside, staying
-from duoka.view.dispatch.own_rows import compute_opaque
+from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
-from duoka.view.dispatch.whole import compute_whole, take_row
-from duoka.view.random.draws import DrawCache
-from duoka.view.row_independent import OPERATORS, names_of_operator
+from duoka.view.dispatch.whole import compute_whole, index_cached, take_row
+from duoka.view.random import DrawCache
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
-from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
     Args,
     BatchTensor,
@@ -44,6 +41,7 @@ from duoka.view.tensor.batch import (
     whole_like,
 )
 from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of
+from duoka.view.transforms import operators_are_observed
 from duoka.view.view import View
 
 _L1_LOSS = F.l1_loss

@@ -1,6 +1,7 @@
-"""Functions without a rule, called with this rank's rows: the user says that they compute each row by itself.
+"""Functions without a rule, called with this rank's rows: `--row-independent` names them.
 
-Nothing is proven here; `duoka prove` compares the numbers with one device's.
+The user says that they compute each row by itself. Nothing is proven here; `duoka prove` compares the numbers
+with one device's.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.whole import compute_whole
-from duoka.view.random.draws import SeededMode
+from duoka.view.random import SeededMode
 from duoka.view.rules.lookup import same_rows
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, MultiShareBatch, batches_in, call_each_share
 from duoka.view.tensor.spec import Spec
+
+OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))  # with overloads; an overload
 
 
 def compute_opaque(names: Sequence[str], func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
@@ -83,3 +87,19 @@ def _batch(name: str, tensor: Tensor, spec: Spec) -> BatchTensor:
 
 def _named(name: str) -> str:
     return f"{name} at {user_line()}, which --row-independent names,"
+
+
+def names_of_class(kind: type) -> tuple[str, ...]:
+    """Return the names of a class: `Scan`, `Outer.Scan`, `train.Outer.Scan`."""
+    return kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"
+
+
+def names_of_module(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's class; of a scripted module, the name of the class that was scripted."""
+    original = getattr(module, "original_name", None)
+    return (original,) if original else names_of_class(type(module))
+
+
+def names_of_operator(func: Any) -> tuple[str, ...]:
+    """Return the name of an operator, `mylib::square`, from that of its overload, `mylib.square.default`."""
+    return ("::".join(str(func).split(".")[:2]),)

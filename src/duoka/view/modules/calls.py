@@ -23,8 +23,8 @@ from duoka.private.torch import has_node_hooks, is_compiled_call, tree_map_only,
 from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch import native
 from duoka.view.dispatch.failing import note_range
-from duoka.view.dispatch.own_rows import on_own_rows
-from duoka.view.modules.compiled import Compiled, ThreadState
+from duoka.view.dispatch.own_rows import names_of_module, on_own_rows
+from duoka.view.modules.compiled import Compiled, ThreadState, is_compiled
 from duoka.view.modules.fast_paths import (
     WITH_FAST_PATH,
     leaves_out_padding,
@@ -33,12 +33,10 @@ from duoka.view.modules.fast_paths import (
     with_whole_parameters,
 )
 from duoka.view.modules.recomputing import computed_again
-from duoka.view.row_independent import names_of_module
+from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.partition import Partition
-from duoka.view.support.kinds import is_compiled
-from duoka.view.support.recent import KEPT, Recent
-from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, gather_all, whole_batch_error, whole_like
+from duoka.view.transforms import operators_are_observed
 from duoka.view.view import View
 
 Original = Callable[..., Any]

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import has_kernel, uncounted
+from duoka.view import originals
 from duoka.view.rules.apart import apart, these
 from duoka.view.rules.lookup import argument, functions
 from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
-from duoka.view.support import originals
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
 Operands = tuple[Tensor, "Tensor | None", "Tensor | None"]  # rows (rows, C, ...), weight and bias (C,)

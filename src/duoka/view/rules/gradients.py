@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from duoka.errors import Refused
+from duoka.view import originals
+from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.support import originals
-from duoka.view.support.originals import unnumbered
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join
 from duoka.view.view import View
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed import ReduceOp
 
+from duoka.hardware.accelerator import wait_for_copies
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
-from duoka.view.copies import wait_for_copies
 from duoka.view.rules.lookup import align, localise
 from duoka.view.rules.statistics import whole_norms
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, MultiShareBatch, Rule, batches_in

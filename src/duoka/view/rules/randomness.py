@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
-from duoka.view.random.draws import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
+from duoka.view.random import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import align, argument, functions, in_place, localise, wrap
 from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule

@@ -28,10 +28,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.collectives.base import Collectives
 from duoka.collectives.tree_sum import Tree, add_up, start_sum
 from duoka.private.torch import count_dispatch_modes
-from duoka.view.random.draws import DrawCache
-from duoka.view.random.generators import random_marks, random_states, set_random_states
+from duoka.view.random import DrawCache, random_marks, random_states, set_random_states
+from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.partition import Partition
-from duoka.view.support.recent import KEPT, Recent
 
 T = TypeVar("T")
 Combine = Callable[[list[Any]], Sequence[Any]]  # the parts of all local shares -> the result of each

@@ -11,8 +11,8 @@ from torch import Tensor
 from duoka.private.torch import negative_of
 from duoka.view.shares.differentiable import AllGatherRows
 from duoka.view.shares.partition import Partition
-from duoka.view.support.transforms import operators_are_observed, without_modes
 from duoka.view.tensor.strides import Strides, contiguous_strides, global_strides, local_strides
+from duoka.view.transforms import operators_are_observed, without_modes
 from duoka.view.view import View
 
 

@@ -8,7 +8,7 @@ import torch
 
 import duoka
 from duoka.errors import VersionError
-from duoka.private.lookup import NEWEST_TORCH, OLDEST_TORCH, TESTED, numbers, requiring, untested
+from duoka.private import NEWEST_TORCH, OLDEST_TORCH, TESTED, numbers, requiring, untested
 from tests.flows.flow import ROOT, Flow
 
 

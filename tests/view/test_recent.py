@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from duoka.view.support.recent import Recent
+from duoka.view.recent import Recent
 
 
 def test_what_is_not_there_is_none() -> None:
