@@ -20,7 +20,7 @@ from duoka.origins.process import this_process
 from duoka.planning.options import one_of
 from duoka.planning.picking import Picked
 from duoka.planning.picking import devices as pick_devices
-from duoka.private.torch import holds_dtensors
+from duoka.private.torch import is_dtensor
 from duoka.sharding.parameter import Sharded
 from duoka.supervision import tracebacks
 
@@ -87,7 +87,7 @@ def predict(
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module")
-    if holds_dtensors(model):
+    if any(map(is_dtensor, model.parameters())):
         hint = "shard it by run.model(net, strategy='fsdp'), or save it and load it into a model that is whole"
         raise OptionError("model", f"{type(model).__name__} of DTensors", "a model without torch's DTensors", hint)
     one_of("precision", precision, PRECISIONS)

@@ -364,11 +364,6 @@ def is_dtensor(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def holds_dtensors(module: nn.Module) -> bool:
-    """Return whether any parameter is a DTensor, of which each rank holds a part."""
-    return any(map(is_dtensor, module.parameters()))
-
-
 def has_own_loading(module: nn.Module) -> bool:
     """Return whether `load_state_dict` does more for this module than copy. Public: none."""
     method = type(module)._load_from_state_dict

@@ -16,7 +16,7 @@ from duoka.errors import OptionError
 from duoka.hardware.accelerator import memory_of
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
-from duoka.private.torch import holds_dtensors
+from duoka.private.torch import is_dtensor
 from duoka.run.agreement import check_same, gather_objects
 from duoka.view.modules.compiled import is_compiled
 
@@ -153,7 +153,7 @@ def _check(module: Any) -> None:
     if next(iter(module.parameters()), None) is None:  # a script may return a list
         hint = "a module without parameters is called as it is"
         raise OptionError("run.model", type(module).__name__, "given a module with parameters", hint)
-    if holds_dtensors(module):
+    if any(map(is_dtensor, module.parameters())):
         hint = "run.model(net, strategy='fsdp') shards it"
         raise OptionError("run.model", type(module).__name__, "given a module without torch's DTensors", hint)
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]  # type: ignore[redundant-expr]
