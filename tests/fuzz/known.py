@@ -298,7 +298,8 @@ LAYOUTS = {
         header=("import copy",),
     ),
     "where an empty view begins": on(
-        "(4, 2, 3)", "print([y.storage_offset() for y in (x[:, 2:1, 2:1], x.T[1:1], x.transpose(0, 1)[2:2], x[:, 2:])])"
+        "(4, 2, 3)",
+        "print([y.storage_offset() for y in (x[:, 2:1, 2:1], x.T[1:1], x.transpose(0, 1)[2:2], x[:, 2:])])",
     ),
     "the address of an array beside a smaller copy": on(
         "(6, 3, 4)",
