@@ -67,8 +67,8 @@ class RequestSampler:
     """A batch sampler that yields `BatchRequest`s for the batches of a loader, each cut into pieces.
 
     cut: returns the sizes of the pieces of a batch of so many samples. draws_on_cpu: whatever the default device is.
-    epoch: number of the next iteration. skip:
-    batches that it leaves out. groups: the sizes of the pieces of each batch that the last iteration has requested.
+    epoch: number of the next iteration. skip: batches that it leaves out. groups: the sizes of the pieces of each
+    batch that the last iteration has requested.
     """
 
     def __init__(

@@ -52,24 +52,28 @@ _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 
 def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return what `func(*args, **kwargs)`, with batch tensors among the arguments, returns on one device."""
+    # Rules take the batch as the first argument, which torch's functions accept by name, too.
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
     if func not in BatchTensor.rules:
         func = BatchTensor.known(func)
+    # A script's loop over rows makes thousands of these calls, so they come before all else.
     if func is _GETITEM or func is _SETITEM:
         out = index_cached(*args)
         if out is not NotImplemented:
             return out
+    # What counts or records operators (FlopCounterMode) must see those of one device.
     if operators_are_observed() and not BatchTensor.traits_of(func).unrecorded:
         return compute_whole(func, args, kwargs)
     call = DescribedCall(func, args, kwargs)
     view = call.view
+    # Rows of a parameter and rows of a batch are divided differently: no rule has both.
     gathered = _gather_parameters(call) if view.has_sharded or view.of_parameters else None
     if gathered is not None:
         args, kwargs = gathered
         return dispatch(func, args, kwargs) if batches_in(gathered) else func(*args, **kwargs)
     if view.of_parameters:
-        view.written += call.may_write()
+        view.written += call.may_write()  # whole parameters that were gathered before are out of date
         if view.device is not None:
             return _with_rows_on_host(call, view.device)
     if view.shares.several and type(call.batches[0]) is not MultiShareBatch:
@@ -105,6 +109,7 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
 def _run_as_all_ranks(call: DescribedCall) -> Any:
     """Make a call by its rule on all ranks, or whole on all if it fails for the rows of one."""
     try:
+        # A label out of range is in the rows of one rank. On one device the call raises; so all ranks must raise.
         if call.func in RAISES_FOR_ROWS and may_fail(call.func, call.args, call.batches, call.kwargs):
             agreed = call.view.shares.processes.run_or_fall_back
             if call.func not in WRITES_ROWS:
@@ -139,6 +144,7 @@ def _replay_or_run(call: DescribedCall) -> Any:
         return _call_each_share(call)
     view = call.view
     aliased = view.aliased
+    # A program knows nothing of rows that the script holds: these are written back before, and gathered again after.
     if call.key is not None and not (aliased.copies and (aliased.is_active or call.may_write())):
         program = view.programs[call.key]
         if program is not None:
@@ -151,7 +157,7 @@ def _replay_or_run(call: DescribedCall) -> Any:
                 count_write(call.func, call.kwargs, call.batches)
                 BatchTensor.keep(call.func, call.args, call.kwargs, call.key, program)
                 return out
-            except Outdated:
+            except Outdated:  # recorded under other circumstances (autocast): the rule decides anew
                 pass
             except Exception as error:
                 raise _with_global_shapes(error, call) from None
@@ -208,6 +214,7 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     multiplies = view.of_parameters and call.traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or call.kwargs.get("out") is not None:
         return _compute_whole(call)
+    # One row of the batch is on one rank: the rule could only return NotImplemented.
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
     try:
@@ -298,6 +305,7 @@ def _with_backward_name(out: Tensor, call: DescribedCall, recorder: Any) -> Tens
 
 def _record(rule: Rule, call: DescribedCall) -> Any:
     """Run a rule and record it; keep the program if there is one."""
+    # `x.clamp(0.5, 0.5)`: were both one object, the recorder could not tell which of them a call takes.
     call = DescribedCall(call.func, *_with_distinct_floats((call.args, call.kwargs)))
     view = call.view
     recorder = Recorder(call.inputs, lambda: view.interactions)
@@ -336,6 +344,7 @@ def _call_each_share(call: DescribedCall) -> Any:
         return BatchTensor.rules[func](func, args, kwargs)
     if not traits.draws and (out := _replay_each_share(call)) is not NotImplemented:
         return out
+    # The first share draws for the whole batch; the others take their rows of the same numbers.
     shares.draw_cache = DrawCache() if traits.draws else None
     try:
         return call_each_share(partial(dispatch, func), args, kwargs, traits.draws)
