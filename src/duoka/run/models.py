@@ -47,13 +47,7 @@ def prepare(module: nn.Module, strategy: str, machine: str, session: Session, de
         shard(module, session, device, machines)
     else:
         move(module, device)
-    if session.ranks.world_size == 1 and not session.view.shares.exact:
-        return
-    with session.ranks.coalesced_broadcasts():
-        for parameter in module.parameters():
-            session.strategy.adopt(parameter)
-        for buffer in module.buffers():
-            session.ranks.broadcast_into(buffer, 0)
+    session.calls.synchronize(module)
 
 
 def move(module: nn.Module, device: torch.device) -> None:

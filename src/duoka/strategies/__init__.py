@@ -22,20 +22,16 @@ def create(settings: RunSettings, ranks: Collectives, every: bool = True) -> Str
 
     every: with fsdp and hsdp, shard every model, or only those given to `Strategy.shard`.
     """
-
-    def rng_digest() -> int:
-        return random_digest() & 0xFFFF
-
     method = compression(settings.compress)
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Strategy,
-        "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=method),
-        "fsdp": lambda: Fsdp(ranks, settings, rng_digest, method, every),
-        "hsdp": lambda: Fsdp(ranks, settings, rng_digest, method, every, settings.machines),
+        "ddp": lambda: Ddp(ranks, rng_digest=random_digest, compression=method),
+        "fsdp": lambda: Fsdp(ranks, settings, random_digest, method, every),
+        "hsdp": lambda: Fsdp(ranks, settings, random_digest, method, every, settings.machines),
         "exact": lambda: Exact(
             ranks,
             weighted_sizes(settings.shares, settings.weights or [1.0] * ranks.world_size),
-            rng_digest=rng_digest,
+            rng_digest=random_digest,
         ),
     }
     return makers[settings.strategy]()

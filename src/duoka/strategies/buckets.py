@@ -38,6 +38,7 @@ from duoka.view.tensor.batch import BatchTensor
 
 _EXACT = ("cpu", torch.float32)  # represents sums of 16-bit numbers exactly, over up to so many ranks:
 _EXACT_RANKS = 256
+_DIGEST = 0xFFFF  # the bits of a checksum that are compared
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 
@@ -131,7 +132,7 @@ class _Pass:
         planned = [index for bucket in buckets for index in bucket]
         report = [float(index in self.ready) for index in planned]
         report += [float(len(self._unplanned | (self.sparse - self._strategy._sparse)))]
-        reached, others = self._send_report(buckets[-1], [*report, float(self._strategy._rng_digest())])
+        reached, others = self._send_report(buckets[-1], [*report, float(self._strategy._rng_digest() & _DIGEST)])
         if not others:
             self._strategy._store_gradients(self._gradients(reached))
             still_planned = [index for index in planned if index in reached]
@@ -217,7 +218,7 @@ class Bucketed(Strategy):
     How gradients are found, summed and stored is each strategy's: `_register`, `_flat`, `_start_reduction`,
     `_store_gradients`.
 
-    bucket_bytes: size of a bucket. rng_digest: returns 16 bits of this rank's random state, which must be equal on
+    bucket_bytes: size of a bucket. rng_digest: returns a checksum of this rank's random state, which must be equal on
     all ranks at the end of every pass.
     """
 

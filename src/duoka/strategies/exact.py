@@ -69,10 +69,7 @@ class Exact(Bucketed):
         self._hooked: list[Tensor] = []  # which the next pass may reach though the script no longer names them
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        view = exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say)
-        for sibling in view.siblings:
-            sibling.leaf_hooks = self._own_hooks
-        return view
+        return exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say, self._own_hooks)
 
     # --- aliases
 

@@ -300,7 +300,6 @@ class Fsdp(Ddp):
         self._settings, self._every, self._machines = settings, every, machines
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        view = self._view = super().view(ranks, say)
         offloads = self._settings.cpu_offload
         if offloads:  # else collectives in the graph of gradients would come in the order in which threads run
             set_multithreading_enabled(False)
@@ -309,12 +308,12 @@ class Fsdp(Ddp):
         make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._settings.blocks, self._every)
         self._make = partial(make, offloads=offloads)
         self._sharding = self._make(self._machines)
-        view.sharded.append(self._sharding.view)
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
-        if self._settings.checkpoint_activations:
-            view.recomputed = self._sharding.blocks
-        view.has_sharded = self._every
-        return view
+        recomputed = self._sharding.blocks if self._settings.checkpoint_activations else ()
+        self._view = View(ranks, self.adopt, say, prepare_model=self.prepare_model, recomputed=recomputed)
+        if self._every:
+            self._view.add_sharded(self._sharding.view)
+        return self._view
 
     def optimize(self, parameter: Tensor) -> None:
         self._sharding.given_to_optimizer(parameter)
@@ -340,14 +339,11 @@ class Fsdp(Ddp):
             self._sharding.shard(module)
 
     def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:
-        self._view.has_sharded = True
-        if machines:
-            if self._hybrid is None:
-                self._hybrid = self._make(machines)
-                self._view.sharded.append(self._hybrid.view)
-            self._hybrid.shard(module)
-        else:
-            self._sharding.shard(module)
+        if machines and self._hybrid is None:
+            self._hybrid = self._make(machines)
+        sharding = self._hybrid if machines and self._hybrid is not None else self._sharding
+        self._view.add_sharded(sharding.view)
+        sharding.shard(module)
 
     @contextmanager
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:

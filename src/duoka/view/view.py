@@ -49,15 +49,16 @@ class View:
         alias: returns the leaf that replaces a given leaf in this share (itself, except under `exact`).
         siblings: the views of the local shares, to which this one is appended.
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
+        recomputed: modules that compute their activations again in the backward pass.
+        leaf_hooks: leaf -> the script's hooks on it, if the strategy calls them itself.
 
     Attributes:
         whole_operations: counts of operations that were computed whole.
         gathers_on: the device of what is computed whole (`gathering_on`); None: that of the rows.
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True for a `ParameterView`, whose attributes of its own are None here.
-        has_sharded: True if models that are called with its batches have sharded parameters.
-        sharded: the views of these parameters.
-        recomputed: modules that compute their activations again in the backward pass.
+        sharded: the views of the sharded parameters of models that are called with its batches.
+        has_sharded: True if there are any.
         drawn: number of random draws for rows.
         batch_norm: "local" if BatchNorm takes the statistics of each share, else "whole".
         rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
@@ -68,7 +69,6 @@ class View:
         outcomes: key -> what the call returns on one device (`tensor/outcome.py`).
         refusal: the first Refused that was raised in the script, which may have caught it.
         weights: of each rank's share of a batch (`Partition`); empty: the shares are even.
-        leaf_hooks: leaf -> the script's hooks on it, if the strategy calls them itself.
         largest: samples of the largest batch that was split.
     """
 
@@ -86,6 +86,8 @@ class View:
         alias: Callable[[Tensor], Tensor] = lambda leaf: leaf,
         siblings: list[View] | None = None,
         prepare_model: Callable[[nn.Module], None] = lambda module: None,
+        recomputed: Collection[nn.Module] = (),
+        leaf_hooks: WeakIdKeyDictionary | None = None,
     ) -> None:
         self.ranks = ranks
         self.shares = LocalShares(ranks) if shares is None else shares
@@ -98,7 +100,7 @@ class View:
         self.watch: Any = None
         self.of_parameters = self.has_sharded = False
         self.sharded: list[ParameterView] = []
-        self.recomputed: Collection[nn.Module] = ()
+        self.recomputed = recomputed
         self.drawn = 0
         self.batch_norm = "whole"
         self.rank_stream: RankStream | None = None
@@ -112,7 +114,7 @@ class View:
         self.weights: tuple[float, ...] = ()
         self.largest = 0
         self._partitions = lru_cache(maxsize=1024)(self._partition)
-        self.leaf_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.leaf_hooks = WeakIdKeyDictionary() if leaf_hooks is None else leaf_hooks
         self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity; read by _replay.c
         self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows that have the hook of `divide_gradient`
 
@@ -168,6 +170,12 @@ class View:
         functions = RowIndependent(names)
         for view in self.siblings:
             view.row_independent = functions
+
+    def add_sharded(self, parameters: ParameterView) -> None:
+        """Note that models which are called with this view's batches have sharded parameters, of that view."""
+        if parameters not in self.sharded:
+            self.sharded.append(parameters)
+        self.has_sharded = True
 
     @property
     def interactions(self) -> int:
@@ -324,6 +332,7 @@ def exact_view(
     alias: Callable[[int, Tensor], Tensor],
     is_alias: Callable[[Tensor], bool],
     say: Callable[[str], None],
+    leaf_hooks: WeakIdKeyDictionary,
 ) -> View:
     """Make a view for each share of this process under `--strategy exact`, and return the last.
 
@@ -334,12 +343,21 @@ def exact_view(
         alias: returns the leaf that replaces a parameter in the local share with this index.
         is_alias: returns True for such a leaf.
         say: as for `View`.
+        leaf_hooks: as for `View`.
     """
     shares = ExactShares(ranks, counts)
     shares.is_alias = is_alias
     siblings: list[View] = []
     for index in range(shares.count):
-        View(ShareCollectives(shares, index), adopt, say, shares, partial(alias, index), siblings)
+        View(
+            ShareCollectives(shares, index),
+            adopt,
+            say,
+            shares,
+            partial(alias, index),
+            siblings,
+            leaf_hooks=leaf_hooks,
+        )
     last = siblings[-1]
     for view in siblings:  # one report of all
         view.say, view.whole_operations = last.say, last.whole_operations

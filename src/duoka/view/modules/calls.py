@@ -158,6 +158,19 @@ class ModuleCalls:
         """True within `computed_whole`."""
         return self._here.computes_whole
 
+    def synchronize(self, module: nn.Module) -> None:
+        """Make parameters and buffers equal on all ranks, if they are not yet: before the first call with a batch."""
+        if module in self._synchronized or any(map(is_lazy, module.parameters())):
+            return
+        self._synchronized.add(module)
+        self.view.prepare_model(module)
+        ranks = self.view.shares.processes
+        with ranks.coalesced_broadcasts():
+            for parameter in module.parameters():
+                self.view.adopt(parameter)
+            for buffer in module.buffers():
+                ranks.broadcast_into(buffer, 0)
+
     def changed(self, module: nn.Module) -> None:
         """Synchronize a module again at its next call, because a parameter or a submodule was added to it."""
         self._synchronized.discard(module)
@@ -186,7 +199,7 @@ class ModuleCalls:
         plain_batch = self._plain_batch(module, plain) if batch is None and self._converts else None
         if batch is None and plain_batch is None:
             return original(module, *args, **kwargs)
-        self._synchronize(module)
+        self.synchronize(module)
         if plain_batch is not None:
             partition = self.view.partition(plain_batch.leaf.shape[plain_batch.dim])
         else:
@@ -204,19 +217,6 @@ class ModuleCalls:
         finally:
             here.outermost, here.around, here.ordinary = True, None, {}
 
-    def _synchronize(self, module: nn.Module) -> None:
-        """Make parameters and buffers equal on all ranks, at the first call of a module with a batch."""
-        if module in self._synchronized or any(map(is_lazy, module.parameters())):
-            return
-        self._synchronized.add(module)
-        self.view.prepare_model(module)
-        ranks = self.view.shares.processes
-        with ranks.coalesced_broadcasts():
-            for parameter in module.parameters():
-                self.view.adopt(parameter)
-            for buffer in module.buffers():
-                ranks.broadcast_into(buffer, 0)
-
     def _of_all_rows(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Compute all rows on every rank, for a module whose operations have no rules."""
         with self.computed_whole():
@@ -224,7 +224,7 @@ class ModuleCalls:
                 return original(module, *args, **kwargs)
             name = self.view.row_independent.name_of(names_of_module(module))
             if name is not None and not operators_are_observed() and not self.view.shares.exact:
-                self._synchronize(module)
+                self.synchronize(module)
                 return on_own_rows(name, partial(original, module), args, kwargs)
             with self.view.whole_operations.timed(names_of_module(module)[0]):
                 args, kwargs = gather_all((args, kwargs))
@@ -233,7 +233,7 @@ class ModuleCalls:
     def _on_rows(self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Call a module with the local rows of its batches."""
         if self._here.outermost:
-            self._synchronize(module)
+            self.synchronize(module)
         if self.view.has_sharded:
             original = partial(self._without_padding, original)
         make = partial(original, module)
