@@ -9,7 +9,7 @@ A rank sees by reference counts whether its script holds a copy, and garbage col
 ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it.
 
 Three classes describe gathered copies: a `GatheredArgument` (dispatch/whole.py) serves one operation; a `CachedCopy`
-(dispatch/cached.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
+(dispatch/whole.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
 holds. Why: docs/decisions/0020-gathered-copies.md.
 """
 

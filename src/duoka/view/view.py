@@ -6,9 +6,9 @@ With `--strategy exact` a process computes several shares, and each has a `View`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -29,6 +29,7 @@ from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCol
 from duoka.view.shares.partition import Partition
 from duoka.view.tally import Tally
 
+T = TypeVar("T", bound=AbstractContextManager[Any])
 _MOST_NODES = 32  # of a graph that are searched for leaves
 _REPLICATED = backward_of(Replicate)
 
@@ -55,7 +56,7 @@ class View:
     Attributes:
         whole_operations: counts of operations that were computed whole.
         gathers_on: the device of what is computed whole (`gathering_on`); None: that of the rows.
-        watch: detects uses of batch sizes, while a compiled module is being checked.
+        watch: makes the sizes of batches in the context of `watching`; else None.
         of_parameters: True for a `ParameterView`, whose attributes of its own are None here.
         sharded: the views of the sharded parameters of models that are called with its batches.
         has_sharded: True if there are any.
@@ -199,6 +200,22 @@ class View:
             yield
         finally:
             self.gathers_on = before
+
+    @contextmanager
+    def watching(self, watch: T) -> Iterator[T]:
+        """Within the context, let `watch` make the sizes of batches, and see torch functions (`modules/compiled.py`).
+
+        The caches begin empty, as they hold batches with other sizes.
+        """
+        before = self.metas, self.programs, self.calls, self.outcomes
+        self.metas, self.programs, self.calls, self.outcomes = (Recent(KEPT) for _ in before)
+        self.watch = watch
+        try:
+            with watch:
+                yield watch
+        finally:
+            self.metas, self.programs, self.calls, self.outcomes = before
+            self.watch = None
 
     def replicate(self, tensor: Tensor) -> Tensor:
         """Wrap a replicated tensor that is used with rows, so that its gradient is averaged over ranks.

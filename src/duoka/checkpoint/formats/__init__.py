@@ -184,12 +184,13 @@ def _unknown(path: Path) -> str:
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return `tensor`, or this rank's part of it if `like` is sharded. No communication."""
+    from duoka.private.torch import is_dtensor
     from duoka.sharding.parameter import shard_like
     from duoka.view.tensor.batch import BatchTensor
 
     if isinstance(like, BatchTensor):
         return shard_like(tensor, like)
-    if not hasattr(like, "device_mesh"):
+    if not is_dtensor(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 

@@ -16,8 +16,8 @@ import gc
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -39,7 +39,6 @@ from duoka.private.torch import (
 )
 from duoka.system.user_code import user_line
 from duoka.view.random import random_states, set_random_states
-from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 from duoka.view.tensor.spec import Spec
@@ -154,7 +153,7 @@ class Compiled:
     ) -> Any:
         """Make the call uncompiled, and note whether local rows give the same results."""
         before = self._view.interactions
-        with watched(self._view) as watch:
+        with self._view.watching(SizeWatch()) as watch:
             leaves, structure = tree_flatten((args, kwargs))
             inputs = list(map(_again, leaves))
             inner_args, inner_kwargs = tree_unflatten(inputs, structure)
@@ -314,17 +313,3 @@ class SizeWatch(TorchFunctionMode):
         ):
             self.used = True
         return func(*args, **kwargs)
-
-
-@contextmanager
-def watched(view: Any) -> Iterator[SizeWatch]:
-    """Give batches made in this context sizes that report their use; caches of the view are empty meanwhile."""
-    before = view.metas, view.programs, view.calls, view.outcomes
-    view.metas, view.programs, view.calls, view.outcomes = (Recent(KEPT) for _ in before)
-    view.watch = SizeWatch()
-    try:
-        with view.watch:
-            yield view.watch
-    finally:
-        view.metas, view.programs, view.calls, view.outcomes = before
-        view.watch = None

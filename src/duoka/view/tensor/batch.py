@@ -57,7 +57,7 @@ class BatchTensor(Tensor):
 
     _rows: Tensor
     _meta: Meta
-    _cached: Any = None  # a gathered copy (dispatch/cached.py)
+    _cached: Any = None  # a gathered copy (dispatch/whole.py)
     _range: Any = None  # that its values are known to be in (dispatch/failing.py)
     _shown_device: torch.device | None = None  # of an offloaded parameter: that to which the script has moved it
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
