@@ -349,7 +349,7 @@ def exact_view(
     alias: Callable[[int, Tensor], Tensor],
     is_alias: Callable[[Tensor], bool],
     say: Callable[[str], None],
-    leaf_hooks: WeakIdKeyDictionary,
+    leaf_hooks: WeakIdKeyDictionary | None = None,
 ) -> View:
     """Make a view for each share of this process under `--strategy exact`, and return the last.
 
