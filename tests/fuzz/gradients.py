@@ -294,7 +294,7 @@ FAILS = (  # statements that raise; the script goes on
 LEAF_HOOKS = (
     "register_hook(lambda g: g * 2)",
     "register_hook(lambda g: g.clamp(-1, 1))",
-    "register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))",
+    "register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2) is None or None)",  # torch refuses another result
 )
 PRODUCT = "torch.autograd.functional.hvp(lambda w: torch.tanh(x @ w).square().mean(), w.detach(), torch.ones_like(w))"
 

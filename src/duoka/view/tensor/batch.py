@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple
@@ -16,8 +15,6 @@ from duoka.system.user_code import user_line
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.tensor.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.view import View
-
-_NUMBER = re.compile(r"\d+")
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -362,8 +359,8 @@ def whole_like(batch: BatchTensor) -> Tensor:
 def whole_batch_error(error: Exception, view: View, again: Callable[[], object]) -> Exception:
     """Return the error that one device would raise, with the shapes of the global batch.
 
-    again: makes the same call with a whole batch of other values. If it raises no such error, the rows' values were
-    the cause, and `error` itself is returned.
+    again: makes the same call with a whole batch of other values. If it raises no error of torch, the rows' values
+    were the cause, and `error` itself is returned.
     """
     if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, (DuokaError, torch.OutOfMemoryError)):
         return error
@@ -371,8 +368,8 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
     try:
         again()
     except Exception as raised:
-        alike_but_for_numbers = _NUMBER.sub("#", repr(raised)) == _NUMBER.sub("#", repr(error))
-        return raised.with_traceback(error.__traceback__) if alike_but_for_numbers else error
+        of_torch = isinstance(raised, (RuntimeError, ValueError)) and not isinstance(raised, DuokaError)
+        return raised.with_traceback(error.__traceback__) if of_torch else error
     finally:
         view.ranks.isolated = before
     return error
