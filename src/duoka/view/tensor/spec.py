@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,21 +95,15 @@ class Spec:
     @staticmethod
     def gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         """All-gather the rows of all shares. parts: placement and rows of each local share."""
-        if operators_are_observed():
-            with without_modes():
-                return Spec._gather_shares(parts)
-        return Spec._gather_shares(parts)
-
-    @staticmethod
-    def _gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         spec, local = parts[0]
-        apart = [
-            rows.unflatten(spec.dim, (spec.outer, of.partition.rows, spec.inner)).movedim(spec.dim + 1, 0)
-            for of, rows in parts
-        ]
-        full: Tensor = AllGatherRows.apply(spec.view.shares, tuple(of.partition for of, _ in parts), *apart)
-        full = spec.partition.in_order(full).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
-        return full.contiguous() if local.is_contiguous() else full
+        with without_modes() if operators_are_observed() else nullcontext():
+            apart = [
+                rows.unflatten(spec.dim, (spec.outer, of.partition.rows, spec.inner)).movedim(spec.dim + 1, 0)
+                for of, rows in parts
+            ]
+            full: Tensor = AllGatherRows.apply(spec.view.shares, tuple(of.partition for of, _ in parts), *apart)
+            full = spec.partition.in_order(full).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
+            return full.contiguous() if local.is_contiguous() else full
 
 
 @dataclass(frozen=True, slots=True, eq=False)
