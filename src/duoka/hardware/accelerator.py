@@ -28,7 +28,7 @@ def kind() -> str:
 
 def module() -> Any:
     """Return torch's module of it; None if there is none."""
-    return torch.get_device_module(kind()) if kind() else None
+    return torch.get_device_module(name) if (name := kind()) else None
 
 
 def in_use() -> Any:

@@ -4,10 +4,13 @@ The first call with a key (function, shapes, types, placements) runs the rule, a
 that the rule makes. If these are all that it does, later calls with the key run the recorded program (`replay.py`).
 In every case the result is that of one device, whatever the values are: a rule computes each row by itself or calls
 a collective, and a function without a rule is computed whole. Nothing is assumed about a module.
+
+Rows of offloaded parameters stay in the host's memory, whatever device a call asks for (`_with_rows_on_host`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.private.torch import tree_leaves, tree_map_only
+from duoka.hardware import accelerator
+from duoka.private.torch import parse_to, tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail, note_success
-from duoka.view.dispatch.moving import asked_device, on_host, reads_beside, staying
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.dispatch.whole import compute_whole, index_cached, take_row
@@ -42,9 +45,10 @@ from duoka.view.tensor.batch import (
 )
 from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of
 from duoka.view.transforms import operators_are_observed
-from duoka.view.view import View
+from duoka.view.view import ParameterView
 
 _L1_LOSS = F.l1_loss
+_TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
@@ -91,10 +95,10 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
     parts, view, shown = (call.func, call.args, call.kwargs), call.view, call.batches[0]._shown_device
     asked = asked_device(*parts)
     if asked not in (None, host):
-        call, shown = DescribedCall(*staying(*parts, host)), asked
+        call, shown = DescribedCall(*_staying(*parts, host)), asked
     elif asked is not None and view.computes_on not in (None, asked):
-        return on_host(_replay_or_run(call))
-    beside = view.computes_on is not None and reads_beside(view.computes_on, call.func, call.args, call.kwargs)
+        return _on_host(_replay_or_run(call))
+    beside = view.computes_on is not None and _reads_beside(view.computes_on, call.func, call.args, call.kwargs)
     with view.gathering_on(view.computes_on if beside else shown or view.gathers_on):
         out = _compute_whole(call) if beside else _run_as_all_ranks(call)
 
@@ -104,6 +108,46 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
         return leaf if shown is None or not leaf.dim() or isinstance(leaf, BatchTensor) else leaf.to(shown)
 
     return tree_map_only(Tensor, shown_as, out)
+
+
+def asked_device(func: Function, args: Args, kwargs: Kwargs) -> torch.device | None:
+    """Return the device on which a function is asked to give its result; None if it is asked for none."""
+    if func is _TO:
+        named = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        device: torch.device | None = parse_to(*args[1:], **named)[0]
+        return device
+    if func is _CPU:
+        return torch.device("cpu")
+    moves = func in accelerator.MOVES
+    asked = args[1] if moves and len(args) > 1 else kwargs.get("device")
+    if asked is None:
+        return torch.empty(0, device=accelerator.kind()).device if moves else None
+    return torch.device(asked)
+
+
+def _reads_beside(device: torch.device, func: Function, args: Args, kwargs: Kwargs) -> bool:
+    """Return True if a function computes with rows of the host beside tensors of another device, and writes none."""
+    if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.traits_of(func).unrecorded:
+        return False
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return any(leaf.dim() > 0 and leaf.device == device for leaf in tensors if not isinstance(leaf, BatchTensor))
+
+
+def _on_host(out: Any) -> Any:
+    """Return a copy of offloaded rows that the script moves to the host, where they are already."""
+    if not isinstance(out, BatchTensor):
+        return out
+    view = out._spec.view
+    assert isinstance(view, ParameterView)
+    return BatchTensor(out._local.clone(), replace(out._spec, view=view.on_host), out._meta.strides)
+
+
+def _staying(func: Function, args: Args, kwargs: Kwargs, device: torch.device) -> tuple[Any, ...]:
+    """Return the call whose result is on `device`, that of the rows."""
+    if func not in (_TO, _CPU, *accelerator.MOVES):
+        return func, args, {**kwargs, "device": device}
+    dtype = parse_to(*args[1:], **kwargs)[1] if func is _TO else None
+    return _TO, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}
 
 
 def _run_as_all_ranks(call: DescribedCall) -> Any:
@@ -160,7 +204,7 @@ def _replay_or_run(call: DescribedCall) -> Any:
             except Outdated:  # recorded under other circumstances (autocast): the rule decides anew
                 pass
             except Exception as error:
-                raise _with_global_shapes(error, call) from None
+                raise with_global_shapes(error, call) from None
     return _run_and_refresh_copies(call)
 
 
@@ -180,22 +224,6 @@ def _run_and_refresh_copies(call: DescribedCall) -> Any:
         out = _compute_whole(call) if call.may_write() and aliased.share_memory(rows, plain) else _rule_or_whole(call)
         count_write(call.func, call.kwargs, call.batches)
         return out
-
-
-def replay_failed(error: Exception, func: Function, args: Args, kwargs: Kwargs, view: View) -> None:
-    """Raise what one device raises, in place of an error of a program that the engine in C has run."""
-    told = _with_global_shapes(error, DescribedCall(func, args, kwargs))
-    view.raised(told)
-    raise told from None
-
-
-def replicate(view: View, tensor: Tensor) -> Tensor:
-    """Return what `View.replicate` returns, for the engine in C."""
-    try:
-        return view.replicate(tensor)
-    except Exception as error:
-        view.raised(error)
-        raise
 
 
 def count_write(func: Function, kwargs: Kwargs, batches: list[BatchTensor]) -> None:
@@ -223,7 +251,7 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     except Exception as error:
         if has_sparse((args, call.kwargs)):  # rules split dense tensors
             return _compute_whole(call)
-        raise _with_global_shapes(error, call) from None
+        raise with_global_shapes(error, call) from None
     return _compute_whole(call) if out is NotImplemented else out
 
 
@@ -238,7 +266,7 @@ def _replicated(call: DescribedCall) -> DescribedCall:
     return DescribedCall(call.func, *tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), arguments))
 
 
-def _with_global_shapes(error: Exception, call: DescribedCall) -> Exception:
+def with_global_shapes(error: Exception, call: DescribedCall) -> Exception:
     """Return the error with the shapes of global batches instead of those of local rows."""
 
     def again() -> None:
@@ -374,7 +402,7 @@ def _replay_each_share(call: DescribedCall) -> Any:
     except Outdated:
         return NotImplemented
     except Exception as error:
-        raise _with_global_shapes(error, call) from None
+        raise with_global_shapes(error, call) from None
     return join_results(outs, call.batches)  # type: ignore[arg-type]
 
 

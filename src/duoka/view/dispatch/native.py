@@ -27,10 +27,11 @@ from duoka.private.torch import (
 )
 from duoka.system.environment import variable
 from duoka.view.dispatch import replay
-from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, replicate
+from duoka.view.dispatch.dispatch import count_write, dispatch, with_global_shapes
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
 from duoka.view.shares.local import Outdated
-from duoka.view.tensor.batch import BatchTensor, may_write
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, may_write
+from duoka.view.view import View
 
 _VERSION = 6  # as in _replay.c
 _IN_PYTHON = BatchTensor.__dict__["__torch_function__"]
@@ -96,9 +97,9 @@ def _configure(engine: Any) -> bool:
         "outdated": Outdated,
         "dispatch": dispatch,
         "made": replay.remake,
-        "failed": replay_failed,
+        "failed": _failed,
         "count_write": count_write,
-        "replicate": replicate,
+        "replicate": _replicate,
         "may_raise": RAISES_FOR_ROWS,
         "may_fail": may_fail,
         "by_item": frozenset(BY_ITEM),
@@ -117,6 +118,22 @@ def _configure(engine: Any) -> bool:
         "identity": nn.Identity,
     }
     return bool(engine.configure(functions, tensor, implementation_of(tensor), objects))
+
+
+def _failed(error: Exception, func: Function, args: Args, kwargs: Kwargs, view: View) -> None:
+    """Raise what one device raises, in place of an error of a program that the engine in C has run."""
+    told = with_global_shapes(error, replay.DescribedCall(func, args, kwargs))
+    view.raised(told)
+    raise told from None
+
+
+def _replicate(view: View, tensor: Tensor) -> Tensor:
+    """Return what `View.replicate` returns."""
+    try:
+        return view.replicate(tensor)
+    except Exception as error:
+        view.raised(error)
+        raise
 
 
 # Modules whose `forward` calls a function with a batch and these attributes, the last ones by name:
