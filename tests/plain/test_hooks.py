@@ -97,6 +97,31 @@ def test_an_optimizer_may_step_in_the_backward_pass(strategy: str, flow: Flow) -
     as_python(flow, START + OPTIMIZER_IN_BACKWARD, "--strategy", strategy)
 
 
+AFTER_ACCUMULATION = """
+    def step(p):
+        calls.append(p.grad.abs().sum().item())
+        p -= 0.05 * p.grad  # without no_grad: a backward pass records no operations
+        p.grad = None
+
+    for rows in (1, 7):  # whole batches that meet no optimizer and no split batch
+        calls = []
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for a, b in DataLoader(data, rows):
+            (net(a) - b).pow(2).mean().backward()
+        show(f"{len(calls)} calls", torch.tensor(calls))
+        net[2].weight.pow(2).sum().backward()
+        (net(a) - b).pow(2).mean().backward(inputs=iter([net[0].weight, net[2].bias]))
+        show(f"{len(calls)} calls", torch.tensor(calls))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "exact", "fsdp"])
+def test_hooks_after_accumulation_are_called_when_one_device_calls_them(strategy: str, flow: Flow) -> None:
+    as_python(flow, START + AFTER_ACCUMULATION, "--strategy", strategy)
+
+
 def test_one_device_may_do_all_of_it(flow: Flow) -> None:
     source = (
         START

@@ -256,6 +256,20 @@ def test_gradients_are_held() -> None:
     assert one == other == [[[1.5, 1.5]], [[3.0, 3.0]]]
 
 
+def test_hooks_after_accumulation_are_called_with_whole_gradients_in_each_piece() -> None:
+    def work(run: duoka.Run) -> Any:
+        model, norms = run.model(nn.Linear(2, 1)), []
+        model.weight.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm().item()))
+        for batch in run.loader(torch.arange(24.0).reshape(12, 2), 12, accumulate=3):
+            for (x,) in batch:
+                model(x).sum().backward()
+        return norms
+
+    (alone,), ranks = on_ranks(1, work), on_ranks(2, work)
+    assert len(alone) == 3
+    assert ranks == [pytest.approx(alone)] * 2
+
+
 def test_what_rank_0_does_first(tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
         with run.first() as first:

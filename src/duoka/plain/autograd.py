@@ -7,7 +7,7 @@ The mean over ranks is the whole one (view/shares/differentiable.py); it is take
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -135,16 +135,35 @@ def install_hooks_after_accumulation(session: Session) -> None:
 
     session.strategy.observe(passed)
 
+    depth = 0
+
     @session.patches.around(torch.autograd, "backward")
     def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        due.clear()  # of a pass that failed
-        out = original(*args, **kwargs)
-        while due:
-            leaf = due.pop(next(iter(due)))
-            for hook in [*hooks[leaf].values()]:
-                if hook(leaf) is not None:
-                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")  # as torch does
-        return out
+        nonlocal depth
+        how = dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
+        if isinstance(how.get("inputs"), Iterator):
+            how["inputs"] = [*how["inputs"]]
+        depth += 1
+        try:
+            original(**how)
+            if depth == 1:  # a pass inside another one belongs to that one
+                call_hooks(**how)
+        finally:
+            depth -= 1
+            if depth == 0:
+                due.clear()  # of a pass that failed
+
+    def call_hooks(inputs: Tensor | Sequence[Tensor] | None = None, create_graph: bool = False, **_: Any) -> None:
+        listed = [inputs] if isinstance(inputs, Tensor) else inputs
+        wanted = None if listed is None else {id(leaf) for leaf in listed}
+        with torch.set_grad_enabled(create_graph):  # as in the pass
+            while due:
+                leaf = due.pop(next(iter(due)))
+                if wanted is not None and id(leaf) not in wanted:
+                    continue  # fsdp computes the gradients of a whole block
+                for hook in [*hooks[leaf].values()]:
+                    if hook(leaf) is not None:
+                        raise RuntimeError("Tensor post accumulate grad hooks should return None.")  # as torch does
 
     @session.patches.around(Tensor, "register_post_accumulate_grad_hook")
     def register(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
@@ -154,6 +173,7 @@ def install_hooks_after_accumulation(session: Session) -> None:
             return original(self, hook)
         if exact and self not in hooks:
             original(self, reached)  # by a batch of fewer rows than shares, which all ranks compute whole
+        session.strategy.read_each_pass(self)
         of_leaf = hooks.setdefault(self, OrderedDict())
         handle = RemovableHandle(of_leaf)
         of_leaf[handle.id] = hook

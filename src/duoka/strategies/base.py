@@ -69,6 +69,10 @@ class Strategy:
         """Register a hook for the whole batch's gradient of a leaf."""
         return originals.register_hook(leaf, hook)
 
+    def read_each_pass(self, parameter: Tensor) -> None:
+        """Adopt a parameter whose gradient the script reads after each pass, so that `no_sync` does nothing."""
+        self.adopt(parameter)
+
     def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:
         """Let gradients of these be views of larger tensors, where that saves a copy."""
 

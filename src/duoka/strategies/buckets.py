@@ -234,6 +234,7 @@ class Bucketed(Strategy):
         self._no_sync: set[int] = set()  # parameters whose gradients stay local now
         self._sparse: set[int] = set()  # parameters whose gradients have been sparse on any rank
         self._unsynced: set[int] = set()  # those whose gradients stayed local before, and are to be averaged
+        self._reads_each_pass = False  # whether the script reads gradients after each pass, also in no_sync
         self._observers: list[Observer] = []
 
     @abstractmethod
@@ -301,6 +302,9 @@ class Bucketed(Strategy):
 
     @contextmanager
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        if self._reads_each_pass:
+            yield
+            return
         before = self._no_sync
         self._no_sync = before | (set(range(len(self._infos))) if parameters is None else self._known(parameters))
         try:
@@ -310,6 +314,10 @@ class Bucketed(Strategy):
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         return originals.register_hook(leaf, WholeHook(hook, self._ranks))
+
+    def read_each_pass(self, parameter: Tensor) -> None:
+        self._reads_each_pass = True
+        self.adopt(parameter)
 
     def observe(self, observer: Observer) -> None:
         self._observers.append(observer)
