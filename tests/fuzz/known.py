@@ -307,6 +307,13 @@ LAYOUTS = {
         "print(y.data_ptr() == x.data_ptr(), x[:, 1].data_ptr() - y.data_ptr())",
     ),
     "an error of shapes that a single row raises otherwise": on("(4, 4)", "F.group_norm(x[:, :3], 2)"),
+    "other data of a parameter between forward and backward": on(
+        "(6, 3)",
+        "y = (x / 8).requires_grad_(); h = net(y * v)",
+        "v.data = v.data.flip(0); net.weight.data = net.weight.data * 2",
+        "h.square().mean().backward(); print(y.grad.tolist(), v.grad.tolist(), net.weight.grad.tolist())",
+        header=("torch.manual_seed(0); net, v = nn.Linear(3, 4), nn.Parameter(torch.randn(3))",),
+    ),
 }
 
 OTHERS = {
@@ -631,6 +638,13 @@ SHARDED = {
             "net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
         ),
+    ),
+    "a copy of a model while the script holds a row of it": on(
+        "(6, 3)",
+        "net(x).square().mean().backward()",
+        "row = net.weight.data[0]; row.mul_(0.5)",
+        "net = copy.deepcopy(net); print(net.weight.tolist())",
+        header=("import copy; torch.manual_seed(0); net = nn.Linear(3, 4)",),
     ),
     "a shallow copy of a parameter": on(
         "(6, 3)",

@@ -256,3 +256,17 @@ def test_a_gradient_of_which_a_pass_has_added_an_unknown_part_is_refused() -> No
         assert other.grad is None
 
     on_two(work)
+
+
+def test_a_pass_that_needs_the_data_before_it_was_set_is_refused() -> None:
+    def work(ranks: ProcessCollectives) -> str:
+        model = net()
+        sharding = sharded(ranks, model)
+        loss = model(inputs()).sum()
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 2
+        with pytest.raises(Refused) as error, sharding.deferring():
+            loss.backward()
+        return str(error.value)
+
+    assert all("as it was before the script set its `data`" in text for text in on_two(work))

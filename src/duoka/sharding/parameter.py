@@ -71,7 +71,8 @@ class Sharded(BatchTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
         if id(self) not in memo:
-            rows = self._rows.detach().clone().requires_grad_(self._rows.requires_grad)  # nn.Parameter: no gradient
+            self._block.write_back()
+            rows = self._local.detach().clone().requires_grad_(self._rows.requires_grad)  # nn.Parameter: no gradient
             memo[id(self)] = copy = Sharded(BatchTensor(rows, self._meta.spec))
             Block(self._block.blocks, [copy])
         copied: Sharded = memo[id(self)]
@@ -335,13 +336,18 @@ def saving_positions(blocks: Blocks) -> AbstractContextManager[None]:
 
 
 class _SavedParameter:
-    __slots__ = ("_block", "_dtype", "_index", "_layout")
+    __slots__ = ("_block", "_dtype", "_index", "_layout", "_shard")
 
     def __init__(self, block: Block, index: int, tensor: Tensor) -> None:
         self._block, self._index, self._dtype = block, index, tensor.dtype
-        self._layout = tensor.size(), tensor.stride(), tensor.storage_offset()
+        self._layout, self._shard = (tensor.size(), tensor.stride(), tensor.storage_offset()), block.shards[index]
 
     def tensor(self) -> Tensor:
+        if self._block.shards[self._index] is not self._shard:
+            raise Refused(
+                f"the backward pass at {user_line()} needs a sharded parameter of shape "
+                f"{tuple(self._shard.shape)} as it was before the script set its `data`; set it after the pass"
+            )
         with torch.no_grad():
             return self._block.operands([(self._index, self._dtype)])[0].as_strided(*self._layout)
 

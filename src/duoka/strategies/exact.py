@@ -83,11 +83,17 @@ class Exact(Bucketed):
                 return leaf
             self.adopt(leaf)  # it was frozen before, or is new
             aliases_of_leaf = self._aliases_of[id(leaf)]
-        alias = aliases_of_leaf.aliases[share]
-        if alias.data_ptr() != leaf.data_ptr() or alias.shape != leaf.shape or alias.dtype != leaf.dtype:
-            aliases_of_leaf.aliases = self._made(leaf, aliases_of_leaf.index)  # `parameter.data = ...`
-            alias = aliases_of_leaf.aliases[share]
-        return alias
+        self._follow(aliases_of_leaf, leaf)
+        return aliases_of_leaf.aliases[share]
+
+    def _follow(self, known: _Aliases, leaf: Tensor) -> None:
+        """Give the aliases the memory of a parameter that has got another, by `parameter.data = ...`."""
+        first = known.aliases[0]
+        if first.shape != leaf.shape or first.dtype != leaf.dtype:
+            known.aliases = self._made(leaf, known.index)
+        elif first.data_ptr() != leaf.data_ptr():  # also in what autograd has saved
+            for alias in known.aliases:
+                alias.data = leaf.detach()
 
     def is_alias(self, leaf: Tensor) -> bool:
         """Return whether a leaf is an alias."""
@@ -112,6 +118,9 @@ class Exact(Bucketed):
             yield
             return
         self._sums.clear()
+        for known in self._aliases_of.values():
+            if (parameter := known.tensor()) is not None:
+                self._follow(known, parameter)
         with self._with_hooks(), super().backward(site):
             yield
             for index in [index for index in self._sums if index not in self._pass.ready]:  # type: ignore[attr-defined]
