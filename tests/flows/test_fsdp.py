@@ -237,6 +237,36 @@ print([type(p).__name__ for p in encoder.parameters()][:2])
 """
 
 
+PACKED = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+embedding = nn.Embedding(20, 16)
+recurrent = nn.LSTM(16, 8, batch_first=True, bidirectional=True)
+optimizer = torch.optim.SGD([*embedding.parameters(), *recurrent.parameters()], 0.1)
+data = TensorDataset(torch.randint(20, (41, 12)), torch.randint(3, 12, (41,)))
+held = torch.zeros(1)
+for words, lengths in DataLoader(data, 6):
+    packed = pack_padded_sequence(embedding(words), lengths, batch_first=True, enforce_sorted=False)
+    loss = pad_packed_sequence(recurrent(packed)[0], batch_first=True)[0].pow(2).mean()
+    held *= 4  # the pass uses these weights
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.4f} {recurrent.weight_hh_l0.grad.norm():.4f}")
+    optimizer.zero_grad()
+    held = recurrent.weight_hh_l0.data[0]
+"""
+
+
+def test_a_pass_gathers_a_block_once_whatever_the_lengths_of_sequences_on_a_rank(flow: Flow) -> None:
+    script = flow.write("train.py", PACKED)
+    expected = flow.python([script]).ok().stdout
+    assert flow.run(["run", "--quiet", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok().stdout == expected
+
+
 def test_padding_is_left_out_as_by_torchs_fast_path(flow: Flow) -> None:
     script = flow.write("padded.py", PADDED)
     one = flow.python([script]).ok()

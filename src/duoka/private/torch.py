@@ -199,9 +199,17 @@ def tree_map_only(kind: Any, function: Callable[[Any], Any], tree: Any) -> Any:
     return _tree_map_only(kind, function, tree)
 
 
+NO_PASS = -1
+
+
+def backward_number() -> int:
+    """Return the number of the backward pass that this thread computes; `NO_PASS` outside of one. Public: none."""
+    return int(torch._C._current_graph_task_id())
+
+
 def in_backward() -> bool:
-    """Return True if this thread computes a backward pass. Public: none."""
-    return int(torch._C._current_graph_task_id()) != -1
+    """Return True if this thread computes a backward pass."""
+    return backward_number() != NO_PASS
 
 
 def negative_of(tensor: Tensor) -> Tensor:

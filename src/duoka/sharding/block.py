@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from duoka.errors import Refused
-from duoka.private.torch import count_hooks, count_references, gradient_is_accumulated, memory_of, version_of
+from duoka.private.torch import (
+    NO_PASS,
+    backward_number,
+    count_hooks,
+    count_references,
+    gradient_is_accumulated,
+    memory_of,
+    version_of,
+)
 from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
 from duoka.view.shares.differentiable import GatherParameters
@@ -48,6 +56,7 @@ class Block:
         self._packs: dict[Any, list[Pack]] = {}  # by where they are unsharded, and their indices
         self._unsharded: list[Tensor] | None = None
         self._written = -1  # `View.written` when they were gathered
+        self._pass = NO_PASS  # the backward pass in which they were gathered
         self._tracked: dict[int, Tensor] = {}  # unsharded parameters in the graph of gradients, by index
         self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
         self._parameters = [ref(parameter) for parameter in parameters]
@@ -64,9 +73,18 @@ class Block:
 
     @property
     def is_unsharded(self) -> bool:
-        """True if its unsharded parameters are gathered and up to date."""
+        """True if its unsharded parameters are gathered and up to date.
+
+        Copies that the script holds may change without notice, but not in a backward pass. In it ranks ask as often
+        as there are steps in their own sequences.
+        """
         view = self.blocks.view
-        return self._unsharded is not None and view.written == self._written and not view.aliased.copies
+        in_this_pass = self._pass == backward_number() != NO_PASS
+        return (
+            self._unsharded is not None
+            and view.written == self._written
+            and (in_this_pass or not view.aliased.copies)
+        )
 
     def size(self) -> int:
         """Return the bytes of the unsharded parameters."""
@@ -85,7 +103,7 @@ class Block:
         self.write_back()
         if not self.is_unsharded:
             unsharded = self.blocks.gather(self)
-            self._unsharded, self._written = unsharded, self.blocks.view.written
+            self._unsharded, self._written, self._pass = unsharded, self.blocks.view.written, backward_number()
             for index, tensor in enumerate(unsharded):
                 self.blocks.memory[memory_of(tensor)] = self, index
         self.blocks.use(self)
