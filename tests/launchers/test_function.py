@@ -121,7 +121,7 @@ def test_what_is_raised_is_the_same_whoever_sees_it_first(flow: Flow) -> None:
 
         def watched(work, seconds):
             try:
-                duoka.launch(lambda: work(duoka.start(), seconds), devices="cpu:2", timeout=30, step_timeout=1)
+                duoka.launch(lambda: work(duoka.start(), seconds), devices="cpu:2", timeout="30s", step_timeout="1s")
                 return "ended well"
             except duoka.RunError as error:
                 return type(error).__name__

@@ -47,8 +47,8 @@ def launch(
     devices: str | int | Sequence[int] = "auto",
     wait: str | float = 0,
     threads: int | None = None,
-    timeout: float = 600.0,
-    step_timeout: float | None = None,
+    timeout: str | float = 600.0,
+    step_timeout: str | float | None = None,
     log_dir: str | Path | None = None,
     rows: str | Sequence[float] = "",
     **kwargs: Any,
@@ -63,7 +63,7 @@ def launch(
         devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
         wait: time to queue until devices are free, in seconds or like "30m"; 0 does not wait.
         threads: CPU threads of each worker; None divides the cores.
-        timeout: seconds that one rank waits for the others.
+        timeout: time that one rank waits for the others, in seconds or like "10m".
         step_timeout: the same after the first step, whatever the others do; None: 20 times the slowest step so far,
             at least 60 s, for a rank that is idle.
         log_dir: directory for the output of ranks 1, 2, ...
@@ -87,8 +87,8 @@ def launch(
         Target(getattr(function, "__name__", type(function).__name__)),
         devices=str(words),
         threads=threads,
-        timeout=timeout,
-        step_timeout=step_timeout,
+        timeout=waiting(timeout, "timeout"),
+        step_timeout=None if step_timeout is None else waiting(step_timeout, "step_timeout"),
         log_dir=None if log_dir is None else Path(log_dir),
         rows=rows if isinstance(rows, str) else ":".join(map(str, rows)),
     )

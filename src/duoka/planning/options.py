@@ -360,12 +360,12 @@ def whole_number(text: str, option: str) -> int:
     return int(text)
 
 
-def waiting(wait: str | float) -> float:
-    """Return the seconds to wait for devices, given as a number or as text.
+def waiting(wait: str | float, option: str = "wait") -> float:
+    """Return the seconds to wait, given as a number or as text. option: named in the error.
 
     Raises OptionError if it is not a duration.
     """
-    return seconds(wait, "wait") if isinstance(wait, str) else float(wait)
+    return seconds(wait, option) if isinstance(wait, str) else float(wait)
 
 
 def seconds(text: str, option: str = "--timeout") -> float:
