@@ -208,7 +208,7 @@ def backward_number() -> int:
 
 
 def in_backward() -> bool:
-    """Return True if this thread computes a backward pass."""
+    """Return True if this thread computes a backward pass. Public: none."""
     return backward_number() != NO_PASS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple
@@ -359,8 +360,8 @@ def whole_like(batch: BatchTensor) -> Tensor:
 def whole_batch_error(error: Exception, view: View, again: Callable[[], object]) -> Exception:
     """Return the error that one device would raise, with the shapes of the global batch.
 
-    again: makes the same call with a whole batch of other values. If it raises no error of torch, the rows' values
-    were the cause, and `error` itself is returned.
+    again: makes the same call with a whole batch of other values, which is no part of a graph. If it raises another
+    error of the same kind, or none, the rows' values or the graph were the cause, and `error` itself is returned.
     """
     if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, (DuokaError, torch.OutOfMemoryError)):
         return error
@@ -368,8 +369,10 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
     try:
         again()
     except Exception as raised:
-        of_torch = isinstance(raised, (RuntimeError, ValueError)) and not isinstance(raised, DuokaError)
-        return raised.with_traceback(error.__traceback__) if of_torch else error
+        of_torch = type(raised) in (RuntimeError, ValueError)
+        of_shapes = isinstance(raised, ValueError) != isinstance(error, ValueError)
+        alike = _NUMBER.sub("#", str(raised)) == _NUMBER.sub("#", str(error))
+        return raised.with_traceback(error.__traceback__) if of_torch and (of_shapes or alike) else error
     finally:
         view.ranks.isolated = before
     return error
@@ -385,6 +388,7 @@ def batches_in(tree: Any) -> list[BatchTensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, BatchTensor)]
 
 
+_NUMBER = re.compile(r"\d+")
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _gradient: Any = Tensor.grad
 _SET_GRADIENT = _gradient.__set__
