@@ -81,7 +81,7 @@ def test_a_loader_worker_that_dies_while_a_temporary_file_is_made_leaves_none(fl
         os.open = interrupted
         with tempfile.NamedTemporaryFile(dir=folder):
             os.open = make
-        print(f"removed {os.listdir(folder)}\n", end="", flush=True)  # in one write, as both ranks print
+        print(f"removed {os.listdir(folder)}\\n", end="", flush=True)  # in one write, as both ranks print
         raise ConnectionResetError("by peer")
     """
     script = flow.write("train.py", source)
