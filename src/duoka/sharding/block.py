@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from duoka.errors import Refused
@@ -33,11 +35,6 @@ from duoka.view.transforms import records_gradients
 if TYPE_CHECKING:
     from duoka.sharding.blocks import Blocks, PrefetchTarget
 
-
-from collections import Counter
-from collections.abc import Iterator
-
-from torch.nn.parameter import is_lazy
 
 _ZEROING = tuple(unwrap(function).__code__ for function in (nn.Module.zero_grad, Optimizer.zero_grad))
 

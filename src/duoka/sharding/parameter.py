@@ -5,8 +5,8 @@ holds its rows. What a script does with parameters themselves (norms, clipping, 
 weights, saving) follows the rules of batches. A function that computes *with* a parameter gets the whole one: the
 parameters of its block are gathered, and released when other blocks need the memory.
 
-In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients
-of unsharded parameters go through `GatherParameters`, which reduce-scatters them (`block.py`).
+In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients of
+unsharded parameters go through `GatherParameters`, which reduce-scatters them (`block.py`).
 
 Why: docs/decisions/0120-sharded-parameters.md
 """

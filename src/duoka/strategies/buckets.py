@@ -317,7 +317,7 @@ class Bucketed(Strategy):
 
     def read_each_pass(self, parameter: Tensor) -> None:
         self._reads_each_pass = True
-        self.adopt(parameter)
+        super().read_each_pass(parameter)
 
     def observe(self, observer: Observer) -> None:
         self._observers.append(observer)

@@ -333,12 +333,17 @@ class AliasedCopies:
         written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
         for copy in written:
             copy.write_through()
-        for copy in copies:
-            if copy.saved:
-                for other in active:
-                    # numpy's write is seen only where it changes rows, so all of its memory is taken on every rank
-                    if other.memory == copy.memory and not other.saved and (other in written or other.full.is_cpu):
-                        copy.take(other)
+        # numpy's write is seen only on the rank whose rows it changes. So before a pass, which reads what autograd
+        # has saved, and when an array is gone, every rank takes all of its values.
+        sources = [
+            copy
+            for copy in active
+            if not copy.saved and (copy in written or (copy.full.is_cpu and (rows is None or copy in released)))
+        ]
+        for saved in [copy for copy in copies if copy.saved] if sources else []:
+            for copy in sources:
+                if copy.memory == saved.memory:
+                    saved.take(copy)
         for copy in active:
             if any(copy.memory == other.memory for other in written) and count[copy.memory] > 1:
                 _refuse_if_stale(copy)

@@ -370,6 +370,7 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
         again()
     except Exception as raised:
         of_torch = type(raised) in (RuntimeError, ValueError)
+        # F.group_norm of one row raises a ValueError where that of several raises torch's error of shapes.
         of_shapes = isinstance(raised, ValueError) != isinstance(error, ValueError)
         alike = _NUMBER.sub("#", str(raised)) == _NUMBER.sub("#", str(error))
         return raised.with_traceback(error.__traceback__) if of_torch and (of_shapes or alike) else error
