@@ -25,6 +25,7 @@ from duoka import __version__
 from duoka.errors import MISSING, AskedError, DuokaError, OptionError, TimedOut
 from duoka.launchers.machines import OtherMachines
 from duoka.network.connection import (
+    LONGEST,
     LOST,
     TO_SEND,
     Channel,
@@ -373,6 +374,7 @@ def _introduce(
 ) -> list[Hello]:
     """Send this command's first message, and return all, once machine 0 has accepted all machines."""
     answer(connection, key, machines.number)
+    connection.longest = LONGEST
     connection.send("hello", machines.number, asdict(hello))
     connection.socket.settimeout(PAUSE)
     while time.monotonic() < deadline:

@@ -39,7 +39,7 @@ Line = tuple[str, int, Any]  # name, number of the sending machine or rank, valu
 SILENT = 30  # seconds
 TO_SEND = 5.0  # seconds to send a line
 LONGEST = 1 << 22  # bytes of one line
-LONGEST_HELLO = 1 << 16  # the same before authentication
+LONGEST_HELLO = 1 << 16  # the same before a machine is accepted: without a key it may be a stranger
 MOST_UNKNOWN = 64  # connections at a time that are not authenticated yet
 HOST, GUEST = b"host", b"guest"
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
@@ -87,8 +87,8 @@ class Connection:
         return "?"
 
     def secure(self, key: Key, mine: bytes, theirs: bytes) -> None:
-        """Sign all further lines, which may be longer. mine, theirs: HOST or GUEST."""
-        self._key, self._ends, self.longest = key, (mine, theirs), LONGEST
+        """Sign all further lines. mine, theirs: HOST or GUEST."""
+        self._key, self._ends = key, (mine, theirs)
 
     def send(self, what: str, number: int, value: Any) -> None:
         """Send a line. Raises OSError if the connection is closed."""
@@ -282,6 +282,7 @@ class Channel:
         self._selector = selectors.EpollSelector()
         self.file = self._selector.fileno()
         for machine, connection in connections.items():
+            connection.longest = LONGEST
             connection.socket.settimeout(TO_SEND)
             self._selector.register(connection.socket, selectors.EVENT_READ, machine)
             for what, sender, value in connection.buffered():  # received together with the last line of joining
