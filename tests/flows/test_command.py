@@ -63,7 +63,7 @@ def test_a_script_with_ranks_of_its_own_is_run_once(flow: Flow) -> None:
             total = dist.get_world_size()
             dist.barrier()  # a rank that leaves while the other still connects is an error of gloo's
             dist.destroy_process_group()
-            print(f"{rank} of {total}")
+            print(f"{rank} of {total}\\n", end="")  # in one write, as both print
 
         if __name__ == "__main__":
             mp.start_processes(work, (2, f"file://{__file__}.store"), nprocs=2, start_method="fork")
