@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 from torch.utils import _python_dispatch
 
 from duoka.collectives.base import Collectives
-from duoka.view.random import random_states, set_random_states
+from duoka.view.generators import random_states, set_random_states
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec
 from duoka.view.view import View

@@ -36,7 +36,7 @@ from duoka.errors import OptionError
 from duoka.hardware.accelerator import has_streams
 from duoka.planning.options import Loading
 from duoka.private.torch import KEPT_ITERATOR, tree_leaves, tree_map_only
-from duoka.view.random import random_states, set_random_states
+from duoka.view.generators import random_states, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.view import View
 

@@ -42,7 +42,7 @@ from duoka.private.torch import (
 )
 from duoka.supervision import tracebacks
 from duoka.system.user_code import user_line
-from duoka.view.random import random_marks, random_states, seed_all, set_random_states
+from duoka.view.generators import random_marks, random_states, seed_all, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
-from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.lookup import argument
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
+from duoka.view.whole import compute_whole
 
 
 def install(session: Session) -> None:

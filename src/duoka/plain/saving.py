@@ -25,9 +25,9 @@ from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
 from duoka.checkpoint.sharded import is_sharded, local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
-from duoka.view.dispatch.whole import gather_sharing
 from duoka.view.rules.facts import make_address_in_parameter
 from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.whole import gather_sharing
 
 
 def install(session: Session) -> None:

@@ -17,8 +17,8 @@ from duoka.private import untested
 from duoka.strategies import Strategy, create
 from duoka.strategies.balancing import Balance
 from duoka.strategies.exact import be_deterministic
+from duoka.view.generators import RankStream
 from duoka.view.modules.calls import ModuleCalls
-from duoka.view.random import RankStream
 from duoka.view.view import View
 
 

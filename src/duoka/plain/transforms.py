@@ -17,8 +17,8 @@ from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP, SCRIPTED, before_calls, parameters_in, tree_map_only, version_of
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.own_rows import compute_opaque
-from duoka.view.dispatch.whole import compute_whole
 from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.whole import compute_whole
 
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
 APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call

@@ -35,7 +35,7 @@ from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system import environment
 from duoka.system.messages import say
-from duoka.view.random import seed_all
+from duoka.view.generators import seed_all
 
 TIMEOUT = 600.0
 

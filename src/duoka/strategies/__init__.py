@@ -12,7 +12,7 @@ from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.exact import Exact
 from duoka.strategies.fsdp import Fsdp
-from duoka.view.random import random_digest
+from duoka.view.generators import random_digest
 
 __all__ = ["Ddp", "Exact", "Fsdp", "Strategy", "create"]
 

@@ -27,7 +27,7 @@ from duoka.origins.process import this_process
 from duoka.supervision.status_board import StatusSlot
 from duoka.system import environment
 from duoka.trials.scratch import Scratch, redirect
-from duoka.view.random import seed_all
+from duoka.view.generators import seed_all
 
 END = "end.json"
 TO_LEAVE = 10.0  # seconds for threads and atexit functions of a script that was ended

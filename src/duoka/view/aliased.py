@@ -8,8 +8,8 @@ it does not, a write to one of two copies of the same memory that are held is re
 A rank sees by reference counts whether its script holds a copy, and garbage collection may make that differ between
 ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it.
 
-Three classes describe gathered copies: a `GatheredArgument` (dispatch/whole.py) serves one operation; a `CachedCopy`
-(dispatch/whole.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
+Three classes describe gathered copies: a `GatheredArgument` (whole.py) serves one operation; a `CachedCopy`
+(whole.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
 holds. Why: docs/decisions/0020-gathered-copies.md.
 """
 
@@ -37,7 +37,7 @@ from duoka.private.torch import (
     version_of,
 )
 from duoka.system.user_code import user_line
-from duoka.view.tensor.strides import Strides, covers, global_distance, without_repetitions
+from duoka.view.shares.strides import Strides, covers, global_distance, without_repetitions
 from duoka.view.transforms import without_modes
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from duoka.errors import DuokaError, Refused
 from duoka.private.torch import WithoutTorchFunctions, backward_of
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies
+from duoka.view.generators import RankStream
 from duoka.view.originals import register_hook, unnumbered
-from duoka.view.random import RankStream
 from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
 from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCollectives

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from duoka.errors import Refused
-from duoka.view.dispatch.whole import REFUSED
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
+from duoka.view.whole import REFUSED
 from tests.view.ranks import on_ranks, shared, whole_of
 from tests.view.rules.lists import GATHERS, GONE, HARMLESS, INNER, NOT_IN_ALL, TRANSFORMS
 

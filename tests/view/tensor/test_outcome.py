@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.tensor.strides import same_layout
+from duoka.view.shares.strides import same_layout
 from duoka.view.view import View
 from tests.view.ranks import in_turns, on_ranks, shared, whole_of
 

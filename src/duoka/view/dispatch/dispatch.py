@@ -23,8 +23,7 @@ from duoka.private.torch import parse_to, tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
-from duoka.view.dispatch.whole import compute_whole, index_cached, take_row
-from duoka.view.random import DrawCache
+from duoka.view.rules.draws import DrawCache
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
 from duoka.view.tensor.batch import (
@@ -46,6 +45,7 @@ from duoka.view.tensor.batch import (
 from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of
 from duoka.view.transforms import operators_are_observed
 from duoka.view.view import ParameterView
+from duoka.view.whole import compute_whole, index_cached, take_row
 
 _L1_LOSS = F.l1_loss
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them

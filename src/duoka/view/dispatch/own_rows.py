@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
 from duoka.system.user_code import user_line
-from duoka.view.dispatch.whole import compute_whole
-from duoka.view.random import SeededMode
+from duoka.view.rules.draws import SeededMode
 from duoka.view.rules.lookup import same_rows
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, MultiShareBatch, batches_in, call_each_share
 from duoka.view.tensor.spec import Spec
+from duoka.view.whole import compute_whole
 
 OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))  # with overloads; an overload
 

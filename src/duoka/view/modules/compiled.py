@@ -38,7 +38,7 @@ from duoka.private.torch import (
     tree_unflatten,
 )
 from duoka.system.user_code import user_line
-from duoka.view.random import random_states, set_random_states
+from duoka.view.generators import random_states, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 from duoka.view.tensor.spec import Spec

@@ -7,7 +7,6 @@ function.
 
 from __future__ import annotations
 
-from duoka.view.dispatch import native
 from duoka.view.rules import (
     apart,
     attention,
@@ -57,4 +56,3 @@ def install() -> None:
     computes = {rule for family in models for rule in family.RULES.values()}
     sets = once, draws, unrecorded, views, computes
     BatchTensor.traits = {rule: Traits(*(rule in of for of in sets)) for rule in BatchTensor.rules.values()}
-    native.install()

@@ -18,9 +18,9 @@ from duoka.private.torch import safe_softmax
 from duoka.view.rules.lookup import align, localise, ndim_of, rows_in
 from duoka.view.rules.randomness import mask, may_mask, placing
 from duoka.view.shares.local import Outdated
+from duoka.view.shares.strides import contiguous_strides
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import contiguous_strides
 
 SpecOf = Callable[[tuple[int, ...]], Spec | None]  # shape of attention weights -> where the rows are in them
 

@@ -14,12 +14,12 @@ from duoka.private.torch import AsPlainTensors, memory_of
 from duoka.system.user_code import user_line
 from duoka.view import originals
 from duoka.view.aliased import same_memory
-from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
+from duoka.view.shares.strides import global_distance
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, laid_out
 from duoka.view.tensor.spec import Meta, Spec
-from duoka.view.tensor.strides import global_distance
+from duoka.view.whole import compute_whole
 
 if TYPE_CHECKING:
     from duoka.view.view import View

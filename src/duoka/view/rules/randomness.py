@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
-from duoka.view.random import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
+from duoka.view.rules.draws import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import align, argument, functions, in_place, localise, wrap
 from duoka.view.shares.local import Outdated
+from duoka.view.shares.strides import is_dense, memory_order
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import is_dense, memory_order
 
 FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from duoka.errors import Refused
 from duoka.system.user_code import user_line
-from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.apart import Mixed, apart, dims_from, last
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import NotByRows, argument, functions, getters, ndim_of, shape_of, sizes_of
+from duoka.view.shares.strides import covers
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import covers
+from duoka.view.whole import compute_whole
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec:

@@ -28,7 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.collectives.base import Collectives
 from duoka.collectives.tree_sum import Tree, add_up, start_sum
 from duoka.private.torch import count_dispatch_modes
-from duoka.view.random import DrawCache, random_marks, random_states, set_random_states
+from duoka.view.generators import random_marks, random_states, set_random_states
 from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.partition import Partition
 
@@ -68,7 +68,7 @@ class LocalShares:
         self.counts: Sequence[int] = (1,) * processes.world_size
         self.recorder: RuleRecorder | None = None
         self.programs, self.calls = Recent(KEPT), Recent(KEPT)
-        self.draw_cache: DrawCache | None = None
+        self.draw_cache: Any = None  # a DrawCache (rules/draws.py)
         self.backward_names: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     @cached_property

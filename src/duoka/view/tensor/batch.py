@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
+from duoka.view.shares.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.tensor.spec import Meta, Spec
-from duoka.view.tensor.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.view import View
 
 Function = Callable[..., Any]
@@ -55,7 +55,7 @@ class BatchTensor(Tensor):
 
     _rows: Tensor
     _meta: Meta
-    _cached: Any = None  # a gathered copy (dispatch/whole.py)
+    _cached: Any = None  # a gathered copy (whole.py)
     _range: Any = None  # that its values are known to be in (dispatch/failing.py)
     _shown_device: torch.device | None = None  # of an offloaded parameter: that to which the script has moved it
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}

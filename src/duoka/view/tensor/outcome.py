@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, tree_map_only
+from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, same_layout
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import Strides, contiguous_strides, local_distance, same_layout
 from duoka.view.transforms import without_modes
 from duoka.view.view import View
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from duoka.private.torch import negative_of
 from duoka.view.shares.differentiable import AllGatherRows
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.strides import Strides, contiguous_strides, global_strides, local_strides
+from duoka.view.shares.strides import Strides, contiguous_strides, global_strides, local_strides
 from duoka.view.transforms import operators_are_observed, without_modes
 from duoka.view.view import View
 
@@ -111,7 +111,7 @@ class Meta:
     """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity.
 
     shape, strides: of the global batch, as one device's tensor has them. local_shape, local_strides: of this rank's
-    rows (`strides.py`). bits: whether it is to be read as the conjugate of its memory, and as the negative.
+    rows (`shares/strides.py`). bits: whether it is to be read as the conjugate of its memory, and as the negative.
     """
 
     spec: Spec

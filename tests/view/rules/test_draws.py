@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.view.random import RankStream, draw_lines, random_marks, random_states, set_random_states
+from duoka.view.generators import RankStream, random_marks, random_states, set_random_states
+from duoka.view.rules.draws import draw_lines
 from duoka.view.rules.randomness import placing
 from duoka.view.view import View
 from tests.view.nets import Net, check, normal, plainly, watched

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.view.tensor.strides import (
+from duoka.view.shares.strides import (
     contiguous_strides,
     global_strides,
     is_dense,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view.dispatch.whole import REFUSED, compute_whole
 from duoka.view.tensor.batch import BatchTensor, of_share
 from duoka.view.view import View, exact_view
+from duoka.view.whole import REFUSED, compute_whole
 from tests.view.ranks import ThreadRanks, in_turns, on_ranks, shared, whole_of
 
 

@@ -20,6 +20,7 @@ from duoka.errors import Refused
 from duoka.private.torch import memory_of, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies, AliasedCopy, holders, version
+from duoka.view.shares.strides import without_repetitions
 from duoka.view.tensor.batch import (
     Args,
     BatchTensor,
@@ -33,7 +34,6 @@ from duoka.view.tensor.batch import (
     of_share,
 )
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import without_repetitions
 from duoka.view.transforms import operators_are_observed, records_gradients
 
 
