@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import duoka
 from duoka.checkpoint import sharded
-from duoka.checkpoint.formats.safetensors import TensorFile
-from duoka.checkpoint.sharded import is_sharded, lay_out
+from duoka.checkpoint.formats import is_sharded
+from duoka.checkpoint.formats.safetensors import TensorFile, lay_out
 from duoka.errors import WeightsError
 from duoka.system import disk
 from tests.checkpoint.runs import WORLD, apart, exchanges, full, net, trained

@@ -6,7 +6,7 @@ snapshot.py    a checkpoint in memory, and the thread of each rank that writes i
 directory.py   the directory of a run: manifests and digests of its checkpoints, which are kept, the lock
 
 saving.py      `save_weights`, to one file or to several and an index; pickled.py: the files of `torch.save`
-sharded.py     the layout of safetensors files, and the bytes that each rank writes of sharded tensors
+sharded.py     the bytes that each rank writes of sharded tensors
 ranks.py       collectives of the ranks that save together
 
 loading.py     `load_weights`, and a table of the tensors that do not match

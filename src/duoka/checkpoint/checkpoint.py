@@ -20,6 +20,7 @@ import torch
 
 from duoka.checkpoint import directory
 from duoka.checkpoint.directory import TREES, Lock, Manifest, StateEntry, is_number
+from duoka.checkpoint.formats import safetensors
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.sharded import are_first, share_files
@@ -112,7 +113,7 @@ class Checkpoint:
         self._restored = False
         self._saved_at = time.monotonic()
         self._hooked = False
-        self._next_check, self._checked_at = 0, (0, time.monotonic())
+        self._next_check, self._checked_at = 0, (0, time.monotonic())  # the first check is at the first step
         self._preemption = Preemption()
         for state in states.values():
             if callable(register := getattr(state, "register_step_hook", None)):
@@ -171,7 +172,8 @@ class Checkpoint:
         """Let all ranks agree whether to save or to end."""
         seconds = self._every[2]
         late = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        asked, late = self._any_rank(self._preemption.asked, late and self._ranks.rank == 0)
+        # A signal may reach one rank only; the time is rank 0's.
+        asked, late = self._any_rank(bool(self._preemption.asked), late and self._ranks.rank == 0)
         if asked:
             self.save()
             self.wait()
@@ -183,6 +185,7 @@ class Checkpoint:
         """Return for each flag if it is set on any rank. Raises an error of the background thread on every rank."""
         failure = self._background.pop_error()
         if self._ranks.world_size > 1:
+            # All in one collective: this is called in the training loop.
             mine = [failure is not None, *flags, self._steps_to_next_check()]
             every = self._ranks.all_gather(torch.tensor(mine, dtype=torch.int64))
             failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
@@ -222,13 +225,14 @@ class Checkpoint:
             CheckpointError: a state cannot be saved; the directory holds checkpoints that were not restored; or the
                 previous save has failed. Earlier checkpoints are unchanged.
         """
-        self.wait()
+        self.wait()  # one save at a time: a slow disk would fill the memory with copies
         metric = self.metric if metric is None else metric
         if metric is not None and not is_number(metric):
             raise OptionError("metric", metric, "an int or float, and not NaN", "of a tensor, use .item()")
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
+        # Made before the threads start: each rank opens its files in it, and looks whether all see one directory.
         draft = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
         groups = [state.holders for state in taken.values() if state.holders is not None]
         shares = not groups or share_files(self._ranks, draft, any(map(are_first, groups)))
@@ -256,7 +260,7 @@ class Checkpoint:
         except BaseException as error:
             if rank == 0:
                 disk.remove(draft)
-            else:
+            else:  # rank 0's thread may wait for this rank's mark already
                 give_up(draft, rank, str(error))
             raise
         if rank:
@@ -276,6 +280,7 @@ class Checkpoint:
         def work() -> None:
             write(draft, snapshot, manifest)
             this_process().saved(manifest.step)
+            # Last: until the new one is on the disk, the old ones are all there is.
             directory.prune(self.directory, self._keep, self._best)
 
         self._background.start(work)
@@ -356,7 +361,7 @@ class Checkpoint:
             except CheckpointDamaged as error:
                 damaged[path] = str(error)
                 continue
-            for other, why in damaged.items():
+            for other, why in damaged.items():  # only now: where all are damaged, none is renamed
                 warnings.warn(f"skipped a damaged checkpoint: {why}; using {path.name}", stacklevel=5)
                 with suppress(OSError):
                     os.rename(other, other.with_name(other.name + ".damaged"))
@@ -385,7 +390,9 @@ class Checkpoint:
                 if kind == "model" and TREES not in entry.files:
                     load_weights(self._states.objects[name], path / entry.files[0])
                     continue
-                value = self._states.restore(name, trees.get(name), directory.read_tensors(path, entry))
+                files = [file for file in entry.files if file.endswith(".safetensors")]
+                tensors = {at: stored for file in files for at, stored in safetensors.read(path / file).tree.items()}
+                value = self._states.restore(name, trees.get(name), tensors)
                 if kind == "value":
                     self.values[name] = value
         except OSError as error:
@@ -418,18 +425,18 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Records the signals that ask this process to end. asked: True after one has arrived."""
+    """Records the signals that ask this process to end. asked: the number of the first one; 0 before."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = 0
         self._is_ending = False
-        self._first: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
         """Install the handlers; does nothing outside of the main thread."""
-        with suppress(ValueError):
+        with suppress(ValueError):  # Python's error in another thread
             for number in SIGNALS:
+                # `epochs` within `with saved:` installs them twice: the handlers of the script are the first ones.
                 self._before.setdefault(number, signal.signal(number, self._note))
 
     def exception(self) -> Preempted:
@@ -441,16 +448,16 @@ class Preemption:
         """Restore the previous handlers."""
         while self._before:
             number, before = self._before.popitem()
+            # A second signal must not kill a process that has saved and is about to exit with code 75.
             if not (self._is_ending and before is signal.SIG_DFL):
                 signal.signal(number, before)
 
     def end(self) -> None:
         """Restore the previous handlers after the loop has ended, and raise again a signal that came too late."""
         self.uninstall()
-        if self._first is not None and not self._is_ending:
-            number, self._first, self.asked = self._first, None, False
+        if self.asked and not self._is_ending:
+            number, self.asked = self.asked, 0
             signal.raise_signal(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._first = self._first or number
-        self.asked = True
+        self.asked = self.asked or number

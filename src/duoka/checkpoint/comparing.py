@@ -151,7 +151,7 @@ def _difference(name: str, first: Stored, second: Stored) -> Difference | None:
         left, right = (_wide(stored.read()) for stored in (first, second))
     except (RuntimeError, MemoryError, TypeError) as error:
         raise WeightsError(f"{name} cannot be read: {str(error).splitlines()[0]}") from error
-    unequal = (left != right) & ~(torch.isnan(left) & torch.isnan(right))
+    unequal = (left != right) & ~(torch.isnan(left) & torch.isnan(right))  # NaN in both files is no difference
     count = int(unequal.sum())
     if count == 0:
         return None

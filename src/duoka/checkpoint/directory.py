@@ -34,7 +34,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from duoka.checkpoint.formats import Stored, safetensors
 from duoka.errors import CheckpointBusy, CheckpointDamaged, CheckpointError
 from duoka.system import disk
 
@@ -44,7 +43,7 @@ INDEX = ".index.json"  # suffix of a file that maps tensors to files
 TREES = "states.json"  # the parts of all states that are not tensors
 LOCK = ".lock"
 OWN_FILE = ("model", "optimizer")  # kinds of states whose tensors have a file of their own
-LARGEST = 64 << 20  # maximum bytes read of a manifest
+LARGEST = 64 << 20  # maximum bytes read of a manifest: a damaged or strange file may be of any size
 _STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -62,11 +61,6 @@ class StateEntry:
 
     kind: str
     files: tuple[str, ...]
-
-    @property
-    def has_index(self) -> bool:
-        """True if its tensors are in several files with an index."""
-        return any(file.endswith(INDEX) for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ def read(directory: Path) -> Manifest:
             )
         states = {name: StateEntry(state["kind"], tuple(state["files"])) for name, state in content["states"].items()}
         files = {name: FileEntry(file["size"], file["sha256"]) for name, file in content["files"].items()}
-        wrong = [name for name in files if Path(name).name != name]
+        wrong = [name for name in files if Path(name).name != name]  # "../x" would lead out of it
         wrong += [name for state in states.values() for name in state.files if name not in files]
         if wrong:
             raise ValueError(f"it names {wrong[0]!r}")
@@ -128,7 +122,7 @@ def is_number(value: object) -> bool:
 
 def check(directory: Path, manifest: Manifest, names: Collection[str]) -> None:
     """Compare files with the manifest. Raises CheckpointDamaged with the names of wrong ones."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # hashlib releases the GIL
         faults = (pool.map if len(names) > 1 else map)(
             lambda name: _fault(directory / name, manifest.files[name]), names
         )
@@ -171,12 +165,6 @@ def read_trees(directory: Path) -> dict[str, Any]:
     if not isinstance(trees, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return trees
-
-
-def read_tensors(directory: Path, state: StateEntry) -> dict[str, Stored]:
-    """Return the tensors in a state's files, unread: each is read when it is restored."""
-    files = [file for file in state.files if file.endswith(".safetensors")]
-    return {name: stored for file in files for name, stored in safetensors.read(directory / file).tree.items()}
 
 
 # The checkpoints of a run.
@@ -242,7 +230,7 @@ class Lock:
         planted = CheckpointError(
             f"{path} must be a plain file of your own, and is not; remove it, or name another directory"
         )
-        try:
+        try:  # in a directory that others may write to: not through a link, and a device must not block
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
@@ -251,6 +239,7 @@ class Lock:
         try:
             status = os.fstat(fd)
             owners = (os.getuid(), directory.stat().st_uid)  # a file server may assign both to another user
+            # The file is overwritten below: with a second (hard) link, that would be another file of this user.
             if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid in owners):
                 raise planted
             self._take(fd, directory)

@@ -92,12 +92,14 @@ def load_weights(
         groups = {at: names.renamed(group, rename) for at, group in groups.items()}
     at = names.choose(groups, targets, key, path)
     pairing = _pair(targets, groups[at], only, skip)
-    if strict:  # a model that loads by itself may know other names
+    if strict:  # before anything is copied; a model that loads by itself may know other names
         exact = replace(pairing, missing={}, unexpected={}) if _loads_by_itself(model) else pairing
         _check(exact, contents.path, model)
     contents.check()
     notes = [*([f"found under {at!r}"] if at else []), *names.differences(pairing.pairs), *contents.notes]
-    notes += [*pairing.notes, *_casts(pairing)]
+    kinds = Counter((it.dtype, str(pairing.targets[name].dtype)[6:]) for name, it in pairing.sources.items())
+    casts = [f"cast {theirs} → {ours} ({count})" for (theirs, ours), count in kinds.items() if theirs != ours]
+    notes += [*pairing.notes, *casts]
     others = [group for group in groups if group and not at.startswith(group) and at]
     if others and key is None:
         notes.append(f"also in the file: {', '.join(others[:6])} (key= chooses)")
@@ -194,6 +196,7 @@ def _pair(
             wrong[name] = why
         else:
             fitting[name] = pairs[name]
+    # Tied tensors share memory, and some formats keep one of them. Without memory all have the address 0.
     loaded = [name for name in fitting if targets[name].numel() and not targets[name].is_meta] if missing else []
     memory = {_memory(targets[name]) for name in loaded}
     tied = [name for name in missing if _memory(targets[name]) in memory]
@@ -213,6 +216,7 @@ def _pair(
 
 def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
     """Return both shapes, or both types, if a tensor cannot be copied to its target; else None."""
+    # A scalar and a tensor of one element are exchanged freely, as by `load_state_dict`.
     single = source.numel == target.numel() == 1 and max(target.dim(), len(source.shape)) <= 1
     if tuple(target.shape) != source.shape and not single:
         return str(tuple(target.shape)), str(source.shape)
@@ -227,12 +231,6 @@ def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
 
 def _memory(tensor: Tensor) -> tuple[int, Shape, Shape]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
-
-
-def _casts(pairing: Pairing) -> list[str]:
-    sources = pairing.sources.items()
-    kinds = Counter((source.dtype, str(pairing.targets[name].dtype)[6:]) for name, source in sources)
-    return [f"cast {theirs} → {ours} ({count})" for (theirs, ours), count in kinds.items() if theirs != ours]
 
 
 def _check(pairing: Pairing, path: Path, model: nn.Module) -> None:
@@ -277,7 +275,7 @@ def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Pairi
             for name, source in sources.items():
                 target = targets[name]
                 source.read_into(target if tuple(target.shape) == source.shape else target.view(source.shape))
-    except (RuntimeError, MemoryError, TypeError, OSError) as error:
+    except (RuntimeError, MemoryError, TypeError, OSError) as error:  # of torch, or of a model's own loading
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error

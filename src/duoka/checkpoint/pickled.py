@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint.formats import bytes_of
+from duoka.checkpoint.formats import Span, bytes_of, is_sharded
 from duoka.checkpoint.ranks import Ranks, together
-from duoka.checkpoint.sharded import Part, Span, are_first, holders, is_sharded, share_files, spans_of, write_rows
+from duoka.checkpoint.sharded import Part, are_first, holders, share_files, spans_of, write_rows
 from duoka.errors import WeightsError
 from duoka.private.torch import save_through
 from duoka.sharding.parameter import Sharded
@@ -92,7 +92,7 @@ def sharded_in(obj: Any) -> list[BatchTensor]:
             if not is_sharded(value):
                 raise NotSharded
             tensors.append(value)
-            return int, ()
+            return int, ()  # anything: the pickle is thrown away
 
         def persistent_id(self, value: Any) -> Any:
             return "storage" if isinstance(value, torch.TypedStorage) or torch.is_storage(value) else None
@@ -157,6 +157,7 @@ def _records(path: Path) -> dict[str, Record]:
             file.seek(info.header_offset)
             _, flags, name, extra = _LOCAL.unpack(file.read(_LOCAL.size))
             start = info.header_offset + _LOCAL.size + name + extra
+            # A checksum stands beside the data (4 bytes after them, or at 14 of their header) and in the directory.
             near = start + info.file_size + 4 if flags & _SUM_AFTER else info.header_offset + 14
             if info.filename.rpartition("/")[0].endswith("/data"):
                 records[info.filename.rpartition("/")[2]] = Record(start, info.file_size, (near, at + 16))
@@ -189,6 +190,7 @@ def _write_sums(path: Path, sums: Mapping[Record, int]) -> None:
 
 def combine_sums(first: int, second: int, size: int) -> int:
     """Return the CRC-32 of two parts together. size: bytes of the second part."""
+    # As zlib's crc32_combine, which no Python up to 3.14 has: `first` times x to the power of the second's bits.
     power, exponent = 1 << 23, 1 << 31  # x^8 and 1, modulo the polynomial, whose lowest power is the highest bit
     while size:
         if size & 1:

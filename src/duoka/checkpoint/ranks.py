@@ -80,6 +80,7 @@ def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[Duo
     except Exception as error:
         failure = error
     try:
+        # Every rank comes here, whether it failed or not: none waits for one that has raised.
         failed = ranks.all_gather(torch.tensor(0 if failure is None else 1)).nonzero().flatten().tolist()
         if not failed:
             return outcome  # type: ignore[no-any-return]

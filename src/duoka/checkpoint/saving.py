@@ -25,10 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint.directory import INDEX
+from duoka.checkpoint.formats import is_sharded
+from duoka.checkpoint.formats.safetensors import lay_out
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, on_first, ranks_here, together
-from duoka.checkpoint.sharded import Part, are_first, holders, is_sharded, lay_out, share_files, write_rows
+from duoka.checkpoint.sharded import Part, are_first, holders, share_files, write_rows
 from duoka.collectives.base import Collectives, OneRank
 from duoka.errors import OptionError, WeightsError
 from duoka.planning.options import SIZES
@@ -70,7 +72,7 @@ def save_weights(
     if path.suffix not in (".safetensors", *PICKLES):
         raise OptionError("path", str(path), f"a name that ends in .safetensors, or in {', '.join(PICKLES)}")
     most = None if max_shard_size is None else parse_size(max_shard_size)
-    tensors = plain_state(model, sharded_or_gathered)
+    tensors = plain_state(model)
     among = holders(tensors.values())
     ranks = ranks or (ranks_here() if among is None else among.all_ranks)
     if among is None:
@@ -128,7 +130,7 @@ class _WeightsFiles:
             self._all(lambda: self._rename(names))
             self._first(lambda: self._finish(names))
         except BaseException:
-            if len(names) > 1:
+            if len(names) > 1:  # those renamed already, but for what the index still names
                 _remove(self._sibling(name) for name in {names[number] for number in self._made} - _named(self._path))
             raise
         finally:
@@ -194,7 +196,7 @@ class _WeightsFiles:
     def _finish(self, names: Sequence[str]) -> None:
         """Replace the index, or remove it, and then the files that it named."""
         old, index = _named(self._path), self._sibling(self._path.name + INDEX)
-        if len(names) > 1:
+        if len(names) > 1:  # from this rename on the new files count: the old ones go after it
             text = index_text(dict(zip(names, self._files, strict=True)), self._tensors)
             disk.replace_by(index, text)
             _remove([self._path, *map(self._sibling, old)])
@@ -261,14 +263,11 @@ def _remove(files: Iterable[Path]) -> None:
 # The names and tensors of a model.
 
 
-def plain_state(
-    model: nn.Module | Mapping[str, Any], take: Callable[[Tensor], Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Return a model's tensors by its own names, each as `take` returns it (default: whole).
+def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return a model's tensors by its own names: sharded ones as they are, others whole.
 
     Raises WeightsError if two would get the same name.
     """
-    take = take or gathered
     state = dict(model) if isinstance(model, Mapping) else model.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
@@ -281,7 +280,7 @@ def plain_state(
         plain_name = _without(name, wrapped)
         if plain_name in plain:
             raise WeightsError(f"two tensors would have the name {plain_name!r}, one of them is {name!r}")
-        plain[plain_name] = take(tensor)
+        plain[plain_name] = sharded_or_gathered(tensor)
     return plain
 
 
@@ -304,6 +303,7 @@ def gathered(tensor: Tensor) -> Tensor:
     if not hasattr(tensor, "full_tensor"):
         return tensor
     full: Tensor = tensor.full_tensor().detach()
+    # Meta tensors elsewhere: the other ranks still know names and shapes, and keep no memory.
     rank = tensor._spec.view.ranks.rank if isinstance(tensor, BatchTensor) else torch.distributed.get_rank()
     return full.to("meta" if rank else "cpu")
 

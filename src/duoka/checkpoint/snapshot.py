@@ -35,8 +35,10 @@ from torch import Tensor
 
 from duoka.checkpoint import directory, sharded
 from duoka.checkpoint.directory import INDEX, OWN_FILE, TREES, FileEntry, Manifest, StateEntry
+from duoka.checkpoint.formats import is_sharded
+from duoka.checkpoint.formats.safetensors import lay_out
 from duoka.checkpoint.saving import index_text, part_names
-from duoka.checkpoint.sharded import Part, lay_out
+from duoka.checkpoint.sharded import Part
 from duoka.checkpoint.states import SavedState
 from duoka.errors import CheckpointError
 from duoka.hardware.accelerator import has_streams, wait_for_copies
@@ -59,8 +61,8 @@ class Memory:
         if is_pinned:
             self.bytes = torch.empty(max(size, 1), dtype=torch.uint8, device="cpu", pin_memory=True)
             return
-        memory = mmap.mmap(-1, max(size, 1))
-        with suppress(AttributeError, OSError, ValueError):
+        memory = mmap.mmap(-1, max(size, 1))  # no mapping is of 0 bytes
+        with suppress(AttributeError, OSError, ValueError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -76,7 +78,7 @@ class Memory:
             copies[name] = memory[begin:end]
             if rows.numel():
                 (here if rows.is_cpu else elsewhere)[begin] = rows
-        for at, rows in elsewhere.items():
+        for at, rows in elsewhere.items():  # these go on while the CPU copies what is `here`
             self.bytes[at : at + rows.nbytes].copy_(sharded.flat(rows), non_blocking=True)
         threads = min(4, torch.get_num_threads()) if self.size > LARGE else 1
         with ThreadPoolExecutor(threads, "duoka-copy") as pool:
@@ -130,7 +132,7 @@ class Snapshot:
             self.states[name] = StateEntry(state.kind, tuple(files))
         if small:
             self._copy(TENSORS, small)
-        if rank == 0:
+        if rank == 0:  # a line for each state: the file can be read, and compared with `diff`
             lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
             self.files[TREES] = [(0, f"{{\n{lines}\n}}\n".encode())]
 
@@ -164,7 +166,7 @@ class Snapshot:
         if not sharded.are_first(ranks):  # another machine writes them
             return []
         if self._shares:
-            held = {key: tensor for key, tensor in tensors.items() if rank == 0 or sharded.is_sharded(tensor)}
+            held = {key: tensor for key, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
             copies = self._memory(files[rank], held).copy(held)
             for number in (*range(rank, count), *range(rank)):  # writes to one file wait for each other
                 spans = sharded.spans_of(layouts[number].offsets, tensors, rank)
@@ -205,7 +207,7 @@ def _failed(root: Path, step: int, error: OSError) -> CheckpointError:
     )
 
 
-def write(draft: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
+def write(draft: Path, snapshot: Snapshot, manifest: Manifest) -> None:
     """On rank 0: write its files, wait for those of other ranks, and give the directory its name.
 
     Raises CheckpointError if writing failed on any rank, for example because the disk is full.
@@ -216,20 +218,20 @@ def write(draft: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
         try:
             entries = _write_files(draft, snapshot)
             entries |= wait_for(draft, snapshot.others)
+            # A digest needs bytes in order, and those of a shared file come from all ranks: it is read again.
             digests = {file: Digest(directory.blocks_of(draft / file)) for file in snapshot.shared}
             entries |= {file: FileEntry(size, digests[file].wait()) for file, size in snapshot.shared.items()}
             text = replace(manifest, states=snapshot.states, files=entries).text()
             disk.write(draft / directory.MANIFEST, [(0, text)])
-            disk.sync(draft)
+            disk.sync(draft)  # the names of all files, before the directory has a name that is looked for
             os.rename(draft, final)
         except BaseException:
             with suppress(OSError):
                 disk.remove(draft)
             raise
-        disk.sync(root)
+        disk.sync(root)  # else a crash may undo the rename, after old checkpoints are removed
     except OSError as error:
         raise _failed(root, manifest.step, error) from error
-    return final
 
 
 def write_part(draft: Path, snapshot: Snapshot, rank: int) -> None:
@@ -334,7 +336,7 @@ def _mark(draft: Path, rank: int) -> Path:
 
 
 def _leave(draft: Path, rank: int, value: Any) -> None:
-    path = _mark(draft, rank)
+    path = _mark(draft, rank)  # renamed, so that rank 0 never reads half a mark
     disk.write(path.with_suffix(disk.PARTIAL), [(0, json.dumps(value).encode())])
     os.rename(path.with_suffix(disk.PARTIAL), path)
 
@@ -369,10 +371,10 @@ def wait_for(draft: Path, ranks: Collection[int], patience: float = PATIENCE) ->
                 entries |= {name: FileEntry(**entry) for name, entry in mark.items()}
                 _mark(draft, rank).unlink()
                 missing.remove(rank)
-        if not draft.exists():
+        if not draft.exists():  # `give_up`, on a full disk
             raise CheckpointError("another rank could not write its part of the checkpoint, nor report the reason")
         now, progress = time.monotonic(), _progress(draft)
-        if progress != last:
+        if progress != last:  # a slow disk is no failure: what counts is the time without any write
             last, since = progress, now
         if missing and now - since > patience:
             names = ", ".join(map(str, missing))

@@ -107,7 +107,7 @@ class States:
         kind = self.kinds[name]
         try:
             if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
-                return SavedState(kind, plain_state(thing, sharded_or_gathered), has_tree=False)
+                return SavedState(kind, plain_state(thing), has_tree=False)
             state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
                 state = _by_name(state, self._names(thing))
@@ -138,7 +138,7 @@ class States:
             if type(state) is not type(thing):
                 was = type(state).__name__
                 raise CheckpointError(f"{name!r} is a {type(thing).__name__}, but was saved as a {was}")
-            thing.clear()
+            thing.clear()  # in place: the script holds this object
             (thing.extend if isinstance(thing, list) else thing.update)(state)
         return state
 
@@ -245,7 +245,7 @@ def _split(value: Any, at: str, tensors: dict[str, Tensor], depth: int) -> Any:
         return {"$tensor": _keep(value, at, tensors)}
     if kind is list:
         return [inner(part, number) for number, part in enumerate(value)]
-    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):  # else "$dict", below
         return {key: inner(part, key) for key, part in value.items()}
     if isinstance(value, np.ndarray) and str(value.dtype) in _ARRAYS:
         return {"$array": _keep(torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape), at, tensors)}

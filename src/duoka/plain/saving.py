@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
+from duoka.checkpoint.formats import is_sharded
 from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
-from duoka.checkpoint.sharded import is_sharded, local_rows
+from duoka.checkpoint.sharded import local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
 from duoka.view.rules.facts import make_address_in_parameter

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from duoka.errors import OptionError, WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from duoka.view.tensor.batch import BatchTensor
 
 # Treatment of objects in a pickle that are neither tensors nor plain values: refuse the file, or read them as inert
 # stand-ins. In no case does their code run.
@@ -139,6 +141,7 @@ def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
         raise OptionError("objects", objects, "'refuse' or 'inert'")
     path = Path(path)
     try:
+        # A model that was saved in several files is found by the name of one.
         if not path.exists() and path.with_name(f"{path.name}.index.json").is_file():
             path = path.with_name(f"{path.name}.index.json")
         if not path.exists():
@@ -179,7 +182,7 @@ def _unknown(path: Path) -> str:
     return f"{path} has no format that duoka knows (it begins with {head[:8]!r}); it reads {known}"
 
 
-# Tensors in memory.
+# Tensors in memory, and the parts of them that ranks hold.
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
@@ -217,3 +220,39 @@ def is_plain_memory(tensor: Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def is_sharded(value: Any) -> bool:
+    """Return True for a tensor whose rows are divided over ranks (with hsdp, over those of each machine)."""
+    from duoka.view.tensor.batch import BatchTensor
+
+    if not isinstance(value, BatchTensor):
+        return False
+    spec = value._spec
+    return spec.view.of_parameters and spec.outer == 1 == spec.inner
+
+
+class Span(NamedTuple):
+    """Bytes of a tensor, or of a file, that one rank holds.
+
+    at: offset in the tensor or the file. start: offset in the rank's rows. size: in bytes. name: of the tensor.
+    """
+
+    at: int
+    start: int
+    size: int
+    name: Any = None
+
+
+def runs_of(tensor: BatchTensor, itemsize: int, rank: int | None = None) -> list[Span]:
+    """Return the contiguous byte ranges that a rank's rows (default: this rank's) occupy in a sharded tensor.
+
+    There is one range if the tensor is sharded along its first dimension; none if the rank has no elements.
+    itemsize: bytes per element.
+    """
+    spec, shape = tensor._spec, tensor.shape
+    row = math.prod(shape[spec.dim + 1 :]) * itemsize
+    first, end = (row * bound for bound in spec.partition.bounds(spec.partition.rank if rank is None else rank))
+    size = end - first
+    count = math.prod(shape[: spec.dim]) if size else 0
+    return [Span(number * shape[spec.dim] * row + first, number * size, size) for number in range(count)]

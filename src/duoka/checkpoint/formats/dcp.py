@@ -50,6 +50,7 @@ class Fields:
         self.args = args
 
     def __setstate__(self, state: Any) -> None:
+        # A class with slots is pickled as (its __dict__ or None, its slots).
         if isinstance(state, tuple) and len(state) == 2 and (state[0] is None or isinstance(state[0], dict)):
             state = {**(state[0] or {}), **(state[1] or {})}
         self.__dict__["state"] = state
@@ -97,6 +98,7 @@ class Chunked(Stored):
     def _put_together(self) -> Tensor:
         import torch
 
+        # Before memory is taken: metadata of a few bytes can claim any size.
         there = sum(length for _, _, _, length in self.chunks)
         if math.prod(self.shape) * DTYPES.get(self.dtype, ("", 1))[1] > there:
             raise ValueError(f"{there} bytes were found for {self.shape}")
@@ -165,7 +167,7 @@ def _tree(directory: Path, metadata: Any) -> tuple[dict[str, Any], int]:
     files: dict[str, TensorFile] = {}
     chunks: dict[str, list[tuple[tuple[int, ...], TensorFile, int, int]]] = {}
     for index, info in metadata.storage_data.items():
-        if getattr(index, "offset", None) is None:
+        if getattr(index, "offset", None) is None:  # not a tensor
             continue
         name = info.relative_path
         if not isinstance(name, str) or Path(name).name != name:

@@ -118,7 +118,8 @@ def _tree(directory: Path, manifest: Manifest) -> dict[str, Any]:
         if file.endswith(".safetensors") and owners:
             name, kind = owners[0]
             at = name if kind == "model" or name.startswith(kind) else f"{kind}.{name}"
-            own_file = file == f"{name}.safetensors" or manifest.states[name].has_index
+            files = manifest.states[name].files
+            own_file = file == f"{name}.safetensors" or any(other.endswith(checkpoints.INDEX) for other in files)
             tensors = safetensors.read(directory / file).tree
             tree.setdefault(at if own_file else "random and other states", {}).update(tensors)
     return tree

@@ -166,7 +166,7 @@ def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
             named.add(_today(*str(argument).split(" ", 1)))
         elif kind == "STACK_GLOBAL":
             named.add(_today(*["?", "?", *recent][-2:]))
-        elif kind in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):
+        elif kind in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):  # names may be fetched again from the memo
             memo[len(memo) if argument is None else argument] = recent[-1] if recent else "?"
         elif kind in ("BINGET", "LONG_BINGET", "GET"):
             recent.append(memo.get(argument, "?"))

@@ -10,10 +10,12 @@ import json
 import math
 import os
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duoka.checkpoint.formats import DTYPES, FileContents, Stored, bytes_of, is_plain_memory
+from duoka.checkpoint.formats import DTYPES, FileContents, Stored, bytes_of, is_plain_memory, is_sharded, runs_of
 from duoka.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -31,12 +33,12 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._fd)
+        weakref.finalize(self, os.close, self._fd)  # tensors of the file keep it open until they are read
         self.size = os.fstat(self._fd).st_size
 
     def read_into(self, start: int, memory: memoryview) -> None:
         """Fill `memory` from byte `start` on."""
-        done = 0
+        done = 0  # Linux reads at most 2 GiB at once
         while done < len(memory):
             count = os.preadv(self._fd, [memory[done:]], start + done)
             if count == 0:
@@ -68,7 +70,6 @@ class FileTensor(Stored):
         """Read the tensor; of a sharded one this rank's rows only."""
         import torch
 
-        from duoka.checkpoint.sharded import is_sharded, runs_of
         from duoka.view.tensor.batch import BatchTensor
 
         if not isinstance(like, BatchTensor) or not is_sharded(like) or tuple(like.shape) != self.shape:
@@ -98,6 +99,7 @@ def matches(path: Path) -> bool:
         head = file.read(9)
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") + 8 <= path.stat().st_size:
         return True
+    # A damaged one is reported as such; some people name files of torch.save like this.
     return path.suffix == ".safetensors" and not head.startswith((b"\x80", b"PK\x03\x04"))
 
 
@@ -184,3 +186,49 @@ def _widened(metadata: dict[str, str]) -> list[str]:
 
 def _damaged(path: Path, why: str) -> WeightsError:
     return WeightsError(f"{path} is damaged, or not a safetensors file: {why}")
+
+
+# Writing: `sharded.py` fills the file.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A safetensors file. header: all bytes before the data. offsets: start of each tensor. size: of the file."""
+
+    header: bytes
+    offsets: Mapping[str, int]
+    size: int
+
+
+def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
+    """Compute the layout in the order of the safetensors library: large elements first, for alignment, then by name.
+
+    Raises WeightsError if a tensor is sparse, quantised or on the meta device, and so has no plain data.
+    """
+    codes = {name: _code(name, tensor) for name, tensor in tensors.items()}
+    widened = sorted(name for name, (code, _) in codes.items() if code == "C128")  # which safetensors has no code for
+    if widened:
+        metadata = {**metadata, WIDENED: json.dumps(widened)}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    ends: dict[str, int] = {}
+    at = 0
+    for name in sorted(tensors, key=lambda name: (-codes[name][1], name)):
+        code, shape = codes[name][0], list(tensors[name].shape)
+        begin, at = at, at + math.prod(shape) * codes[name][1]
+        code, shape = ("F64", [*shape, 2]) if code == "C128" else (code, shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, at]}
+        ends[name] = begin
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8, as the library's do
+    text = len(text).to_bytes(8, "little") + text
+    return Layout(text, {name: len(text) + begin for name, begin in ends.items()}, len(text) + at)
+
+
+def _code(name: str, tensor: Tensor) -> tuple[str, int]:
+    import torch
+
+    known = DTYPES.get(str(tensor.dtype)[6:])
+    if known is None or tensor.layout != torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
+        raise WeightsError(f"{name!r} is {kind}, which safetensors cannot store; a .pth file can")
+    return known
