@@ -317,6 +317,13 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "a batch kept as a buffer": on(
+        "(5, 4)",
+        "net = nn.Sequential(nn.Linear(4, 4))",
+        "net[0].register_buffer('queue', torch.cat([x, x])[:5].double())",
+        "net(x)",
+        "print(net[0].queue.tolist())",
+    ),
     "Dropout1d on columns": on("(6, 4)", "torch.manual_seed(step)", "print(F.dropout1d(x, 0.5).tolist())"),
     "Dropout3d on images": on("(6, 2, 3, 3)", "torch.manual_seed(step)", "print(F.dropout3d(x, 0.5).tolist())"),
     "noise like an expanded batch": on(

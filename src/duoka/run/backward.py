@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError, Refused
 from duoka.system.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 Reached = Callable[[Tensor], bool]
 
@@ -78,7 +79,7 @@ class BackwardObserver:
             self._check_parameters(module, observed, reached)
             asked = observed.options.broadcast_buffers
             if asked or (asked is None and self._local_norm):
-                self._broadcast_buffers(list(module.buffers()))
+                self._broadcast_buffers([buffer for buffer in module.buffers() if not isinstance(buffer, BatchTensor)])
 
     def _check_parameters(self, module: nn.Module, observed: _Observed, reached: Reached) -> None:
         options, find_unused = observed.options, observed.options.find_unused_parameters

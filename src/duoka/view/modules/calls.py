@@ -169,7 +169,8 @@ class ModuleCalls:
             for parameter in module.parameters():
                 self.view.adopt(parameter)
             for buffer in module.buffers():
-                ranks.broadcast_into(buffer, 0)
+                if not isinstance(buffer, BatchTensor):  # a queue of rows; each rank has its own
+                    ranks.broadcast_into(buffer, 0)
 
     def changed(self, module: nn.Module) -> None:
         """Synchronize a module again at its next call, because a parameter or a submodule was added to it."""
