@@ -79,7 +79,7 @@ class BackwardObserver:
             self._check_parameters(module, observed, reached)
             asked = observed.options.broadcast_buffers
             if asked or (asked is None and self._local_norm):
-                self._broadcast_buffers([buffer for buffer in module.buffers() if not isinstance(buffer, BatchTensor)])
+                self._broadcast_buffers([each for each in module.buffers() if not isinstance(each, BatchTensor)])
 
     def _check_parameters(self, module: nn.Module, observed: _Observed, reached: Reached) -> None:
         options, find_unused = observed.options, observed.options.find_unused_parameters
