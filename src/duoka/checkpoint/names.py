@@ -29,9 +29,15 @@ _EXTRAS = frozenset({"n_averaged"})  # added by AveragedModel
 
 def plain(name: str) -> str:
     """Remove the wrappers' parts of a name: "module.features.module.0.weight" becomes "features.0.weight"."""
-    *path, last = name.split(".")
-    while path and path[0] in OUTERMOST:
+    path = name.split(".")
+    while len(path) > 1 and path[0] in OUTERMOST:
         path.pop(0)
+    return unwrapped(".".join(path))
+
+
+def unwrapped(name: str) -> str:
+    """Remove what wrappers have inserted into a name; its last part is the tensor's own."""
+    *path, last = name.split(".")
     return ".".join([*(part for part in path if part not in WRAPPERS), last])
 
 

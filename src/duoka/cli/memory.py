@@ -43,12 +43,19 @@ def forecast_memory(opts: Options, device_memory: str | None, machines: int, sho
 def _run(opts: Options, limit: int | None, machines: int, shown: str) -> int:
     from duoka.forecasting import memory  # imports torch; a plan is made without it
 
-    plan, names, counts, limits = _decided(opts, limit)
-    if machines > 1:
-        names, counts = [on_machines(name, machines) for name in names], [count * machines for count in counts]
-    request = memory.MemoryRequest(
-        opts.target.name, plan, names, counts, limits, opts.blocks, opts.log_dir, machines=machines
-    )
+    seen, threads = inventory.read(parse(opts.devices).type), environment.threads()
+    plain = replace(opts, blocks=())  # for the plans, which are not of fsdp
+    most = decide(plain, seen, threads)
+    if most.kind is Kind.DISTRIBUTED:
+        so = "a run on one device does not show its memory on several"
+        raise own_ranks_error(most, "and how each computes", so)
+    sets = []
+    for count in (*powers_below(len(most.devices)), len(most.devices)):
+        part = replace(most, devices=most.devices[:count])
+        size = memory_of_each(part.devices, seen) if limit is None else limit
+        sets.append(memory.DeviceSet(on_machines(part.device_words, machines), count * machines, size))
+    on_cpu = decide(replace(plain, devices="cpu:1"), seen, threads)
+    request = memory.MemoryRequest(opts.target.name, on_cpu, sets, opts.blocks, opts.log_dir, machines=machines)
     forecast = memory.forecast_memory(request, sayer(shown))
     click.echo(memory.as_data(forecast) if shown == "json" else memory.as_text(forecast, shown))
     return 0
@@ -56,29 +63,7 @@ def _run(opts: Options, limit: int | None, machines: int, shown: str) -> int:
 
 def on_machines(devices: str, machines: int) -> str:
     """Name the devices of several machines."""
-    return f"{devices} on each of {machines} machines"
-
-
-def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[int], list[int | None]]:
-    """Return the plan for one CPU worker, and the names, numbers and memory of the devices to forecast for.
-
-    Raises AskedError if the script calls torch.distributed itself.
-    """
-    seen, threads = inventory.read(parse(opts.devices).type), environment.threads()
-    opts = replace(opts, blocks=())  # given with fsdp alone
-
-    def decided(devices: str) -> Plan:
-        return decide(replace(opts, devices=devices), seen, threads)
-
-    most = decided(opts.devices)
-    if most.kind is Kind.DISTRIBUTED:
-        raise own_ranks_error(
-            most, "and how each computes", "a run on one device does not show its memory on several"
-        )
-    counts = [*powers_below(len(most.devices)), len(most.devices)]
-    devices = [most.devices[:count] for count in counts]
-    limits = [memory_of_each(some, seen) if limit is None else limit for some in devices]
-    return decided("cpu:1"), [replace(most, devices=some).device_words for some in devices], counts, limits
+    return devices if machines == 1 else f"{devices} on each of {machines} machines"
 
 
 def powers_below(number: int) -> Iterator[int]:
@@ -104,18 +89,11 @@ def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan
     limit = memory_of_each(plan.devices, seen) if size is None else size
     alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None, machines=ONE_MACHINE)
     on_cpu = decide(alone, seen, environment.threads())
-    count, name = plan.machines.count, plan.device_words
-    devices = len(plan.devices) * count
+    count = plan.machines.count
+    devices = memory.DeviceSet(on_machines(plan.device_words, count), len(plan.devices) * count, limit)
+    machines = count if plan.machines.each == "machine" else 1  # else it is not known which ranks are on one
     request = memory.MemoryRequest(
-        opts.target.name,
-        on_cpu,
-        [name if count == 1 else on_machines(name, count)],
-        [devices],
-        [limit],
-        opts.blocks,
-        None,
-        choosing=True,
-        machines=count if plan.machines.each == "machine" else 1,  # else it is not known which ranks are on one
+        opts.target.name, on_cpu, [devices], opts.blocks, None, choosing=True, machines=machines
     )
     say = sayer(plan.verbosity)
     try:
@@ -124,23 +102,24 @@ def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan
     except DuokaError:
         say("--strategy auto: the strategy cannot be chosen; --strategy ddp or fsdp starts the script at once")
         raise
-    need = forecast.advice(devices)
+    need = forecast.advice(devices.number)
     if need is None:
         raise AskedError(
             f"--strategy auto: {memory.verdict(forecast)}; --strategy fsdp starts the script all the same"
         )
-    layout = need.layout
-    notes = (*plan.notes, memory.choice(forecast, need))
-    checkpoints, offloads = layout.checkpoints, layout.offloads
     return replace(
-        plan, strategy=layout.strategy, checkpoint_activations=checkpoints, cpu_offload=offloads, notes=notes
+        plan,
+        strategy=need.layout.strategy,
+        checkpoint_activations=need.layout.checkpoints,
+        cpu_offload=need.layout.offloads,
+        notes=(*plan.notes, memory.choice(forecast, need)),
     )
 
 
 @contextmanager
 def _no_input() -> Iterator[None]:
     """Let the script find its standard input empty, which it reads when it is run."""
-    kept = os.dup(0)
+    kept = os.dup(0)  # the file itself, not sys.stdin: workers inherit it, and programs that they start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     try:

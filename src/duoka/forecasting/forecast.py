@@ -330,41 +330,36 @@ def page(forecast: Forecast) -> str:
 
 
 def _charts(forecast: Forecast) -> Iterator[str]:
-    alone = forecast.baseline.timing.step
-    top = max(run.timing.middle[1] for run in forecast.by_devices)
+    runs, alone = forecast.by_devices, forecast.baseline.timing.step
+    ticks = [(math.log2(run.devices), run.name) for run in runs]  # each doubling is as wide as the others
+
+    def axis(top: float, high: str = "") -> Axis:
+        return Axis(ticks[0][0], ticks[-1][0], top, high or in_words(top), ticks=ticks)
+
+    def line(name: str, style: str, value: Callable[[TimedRun], float]) -> Line:
+        return Line(name, style, [[Point(math.log2(run.devices), value(run)) for run in runs]])
+
+    def by_itself(run: TimedRun) -> float:
+        return max(0.0, run.timing.step - run.timing.repeated - (run.waited or 0.0))
+
     lines = [
-        _line(forecast, "measured", "c5", lambda run: run.timing.step),
-        _line(forecast, "ideal: that of one device, divided by their number", "c0", lambda run: alone / run.devices),
-        _line(forecast, "the fastest quarter is below", "c1", lambda run: run.timing.middle[0]),
-        _line(forecast, "the slowest quarter is above", "c2", lambda run: run.timing.middle[1]),
+        line("measured", "c5", lambda run: run.timing.step),
+        line("ideal: that of one device, divided by their number", "c0", lambda run: alone / run.devices),
+        line("the fastest quarter is below", "c1", lambda run: run.timing.middle[0]),
+        line("the slowest quarter is above", "c2", lambda run: run.timing.middle[1]),
     ]
-    yield line_chart("Seconds of a step, against devices", _axis(forecast, top), lines)
-    rates = [run.samples_per_second for run in forecast.by_devices]
-    known = [rate for rate in rates if rate is not None]
-    if len(known) == len(rates):
-        most = max([*known, known[0] * forecast.by_devices[-1].devices])
-        axis = _axis(forecast, most, f"{most:,.4g}")
-        ideal = _line(forecast, "ideal", "c0", lambda run: known[0] * run.devices)
-        measured = _line(forecast, "measured", "c5", lambda run: run.samples_per_second or 0)
-        yield line_chart("Samples a second", axis, [measured, ideal])
+    yield line_chart("Seconds of a step, against devices", axis(max(run.timing.middle[1] for run in runs)), lines)
+    known = [rate for run in runs if (rate := run.samples_per_second) is not None]
+    if len(known) == len(runs):
+        most = max([*known, known[0] * runs[-1].devices])
+        lines = [
+            line("measured", "c5", lambda run: run.samples_per_second or 0),
+            line("ideal", "c0", lambda run: known[0] * run.devices),
+        ]
+        yield line_chart("Samples a second", axis(most, f"{most:,.4g}"), lines)
     layers = [
-        _line(
-            forecast,
-            "each rank by itself",
-            "c1",
-            lambda run: max(0.0, run.timing.step - run.timing.repeated - (run.waited or 0.0)),
-        ),
-        _line(forecast, "what every rank computes whole", "c4", lambda run: run.timing.repeated),
-        _line(forecast, "waiting for other ranks", "c3", lambda run: run.waited or 0.0),
+        line("each rank by itself", "c1", by_itself),
+        line("what every rank computes whole", "c4", lambda run: run.timing.repeated),
+        line("waiting for other ranks", "c3", lambda run: run.waited or 0.0),
     ]
-    yield area_chart("Parts of a step", _axis(forecast, max(run.timing.step for run in forecast.by_devices)), layers)
-
-
-def _line(forecast: Forecast, name: str, style: str, value: Callable[[TimedRun], float]) -> Line:
-    return Line(name, style, [[Point(math.log2(run.devices), value(run)) for run in forecast.by_devices]])
-
-
-def _axis(forecast: Forecast, top: float, high: str = "") -> Axis:
-    """Return axes on which each doubling of devices is as wide as the others."""
-    ticks = [(math.log2(run.devices), run.name) for run in forecast.by_devices]
-    return Axis(ticks[0][0], ticks[-1][0], top, high or in_words(top), ticks=ticks)
+    yield area_chart("Parts of a step", axis(max(run.timing.step for run in runs)), layers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
@@ -24,21 +24,26 @@ MOST_DEVICES = 1024  # the most for which a layout is calculated
 ROOM = 0.9  # fraction of a device's memory that may be needed: the rest is for libraries and fragmentation
 
 
+class DeviceSet(NamedTuple):
+    """Devices to forecast for. name: for the user. number: on all machines. limit: bytes of each; None: not known."""
+
+    name: str
+    number: int
+    limit: int | None
+
+
 @dataclass(frozen=True)
 class MemoryRequest:
-    """A script to run, by a plan for one CPU worker.
+    """A script to run, by a plan for one CPU worker, to forecast for each of `sets`, the largest last.
 
-    names: of the devices, in the syntax of `--devices`. devices: their numbers. limits: bytes that a device has, for
-    each of these; None if not known. blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or
-    None. choosing: end after the first step if the script needs less than the devices have in any case. machines: on
-    which the devices are, equally many on each.
+    blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or None. choosing: end after the
+    first step if the script needs less than the devices have in any case. machines: on which the devices are, equally
+    many on each.
     """
 
     target: str
     plan: Plan
-    names: Sequence[str]
-    devices: Sequence[int]
-    limits: Sequence[int | None]
+    sets: Sequence[DeviceSet]
     blocks: tuple[str, ...]
     log_dir: Path | None
     choosing: bool = False
@@ -46,13 +51,13 @@ class MemoryRequest:
 
     @property
     def for_gpus(self) -> bool:
-        return not self.names[-1].startswith("cpu")
+        return not self.sets[-1].name.startswith("cpu")
 
     @property
     def plenty(self) -> int:
         """Bytes of need below which the script fits in any case, so that one step is enough."""
-        known = [limit for limit in self.limits if limit is not None]
-        return int(ROOM * min(known)) if self.choosing and len(known) == len(self.limits) else 0
+        known = [devices.limit for devices in self.sets if devices.limit is not None]
+        return int(ROOM * min(known)) if self.choosing and len(known) == len(self.sets) else 0
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,13 @@ class MemoryForecast:
 
         After one step that shows that the script fits: ddp alone, with the most that it may need.
         """
-        pairs = list(zip(self.request.devices, self.request.limits, strict=True))
         if self.record.steps == 1:
-            return tuple(Need(self._layouts(devices)[0], self.record.bound, limit) for devices, limit in pairs)
-        return tuple(
-            Need(layout, peak(self.record, layout), limit, on_host(self.record, layout))
-            for devices, limit in pairs
-            for layout in self._layouts(devices)
-        )
+            return tuple(Need(self._layouts(at.number)[0], self.record.bound, at.limit) for at in self.request.sets)
+        return tuple(need for at in self.request.sets for need in self._calculated(at.number, at.limit))
+
+    def _calculated(self, devices: int, limit: int | None) -> Iterator[Need]:
+        for layout in self._layouts(devices):
+            yield Need(layout, peak(self.record, layout), limit, on_host(self.record, layout))
 
     def needs_on(self, devices: int) -> list[Need]:
         return [need for need in self.needs if need.layout.devices == devices]
@@ -102,43 +106,35 @@ class MemoryForecast:
 
     def enough(self, limit: int) -> MemoryLayout | None:
         """Return the first layout that fits on more devices of this size, the fewest in powers of two; None: none."""
-        devices = self.request.devices[-1]
+        devices = self.request.sets[-1].number
         while devices < MOST_DEVICES:
             devices *= 2
-            for layout in self._layouts(devices):
-                if Need(layout, peak(self.record, layout), limit, on_host(self.record, layout)).fits:
-                    return layout
+            for need in self._calculated(devices, limit):
+                if need.fits:
+                    return need.layout
         return None
 
     def _layouts(self, devices: int) -> list[MemoryLayout]:
-        return layouts(devices, self.request.plan.kind is Kind.PLAIN, self.request.machines, self.request.for_gpus)
+        """Return the layouts on so many devices of all machines, that which communicates or computes least first."""
+        machines = self.request.machines
+        if devices == 1:
+            return [MemoryLayout("single", 1)]
+        sharded: list[Literal["hsdp", "fsdp"]] = ["hsdp", "fsdp"] if 1 < machines < devices else ["fsdp"]
+        is_plain = self.request.plan.kind is Kind.PLAIN  # others do not take all options
+        return [
+            MemoryLayout("ddp", devices, machines=machines),
+            *(
+                MemoryLayout(strategy, devices, checkpoints, machines, offloads)
+                for offloads in (False, True)[: 1 + (is_plain and self.request.for_gpus)]
+                for checkpoints in (False, True)[: 1 + is_plain]
+                for strategy in sharded
+            ),
+        ]
 
-    @cached_property
-    def alone(self) -> int:
-        return peak(self.record, MemoryLayout("single", 1))
-
-    def total(self, *scopes: str) -> int:
-        """Return the bytes of storages of these scopes that were alive when the recording began."""
-        return sum(self.record.scopes.get(scope, 0) for scope in scopes)
-
-
-def layouts(devices: int, is_plain: bool = True, machines: int = 1, for_gpus: bool = False) -> list[MemoryLayout]:
-    """Return the layouts on so many devices of all machines, the one that communicates or computes least first.
-
-    is_plain: for plain scripts, which alone take all options.
-    """
-    if devices == 1:
-        return [MemoryLayout("single", 1)]
-    sharded: list[Literal["hsdp", "fsdp"]] = ["hsdp", "fsdp"] if 1 < machines < devices else ["fsdp"]
-    return [
-        MemoryLayout("ddp", devices, machines=machines),
-        *(
-            MemoryLayout(strategy, devices, checkpoints, machines, offloads)
-            for offloads in (False, True)[: 1 + (is_plain and for_gpus)]
-            for checkpoints in (False, True)[: 1 + is_plain]
-            for strategy in sharded
-        ),
-    ]
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes of each part of `PARTS` that were alive when the recording began."""
+        return {name: self.record.scopes.get(scope, 0) for name, scope in PARTS.items()}
 
 
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:
@@ -168,7 +164,7 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
 
 # The result as text and as JSON.
 
-PARTS = {"parameters": ("parameter",), "gradients": ("gradient",), "the optimizer's state": ("state",)}
+PARTS = {"parameters": "parameter", "gradients": "gradient", "the optimizer's state": "state"}
 
 
 def as_text(forecast: MemoryForecast, verbosity: str) -> str:
@@ -178,7 +174,7 @@ def as_text(forecast: MemoryForecast, verbosity: str) -> str:
         return last
     notes = [f"note: {note}" for note in doubts(forecast)]
     title = f"calculated from {forecast.record.steps} steps of {forecast.request.target} on one CPU worker"
-    names = dict(zip(forecast.request.devices, forecast.request.names, strict=True))
+    names = {devices.number: devices.name for devices in forecast.request.sets}
     rows = []
     for need in forecast.needs:
         has = "not known" if need.limit is None else in_bytes(need.limit)
@@ -198,29 +194,27 @@ def words(layout: MemoryLayout) -> str:
 
 def parts(forecast: MemoryForecast) -> str:
     """Describe the parts of the peak on one device."""
-    known = {name: forecast.total(*scopes) for name, scopes in PARTS.items()}
-    rest = max(0, forecast.alone - sum(known.values()))
-    listed = ", ".join(f"{in_bytes(size)} of {name}" for name, size in known.items())
+    rest = max(0, peak(forecast.record, MemoryLayout("single", 1)) - sum(forecast.parts.values()))
+    listed = ", ".join(f"{in_bytes(size)} of {name}" for name, size in forecast.parts.items())
     return f"on one device: {listed}, {in_bytes(rest)} of activations and others at the peak"
 
 
 def verdict(forecast: MemoryForecast) -> str:
     """Name the strategy to take on the devices asked for, and the fewest devices that are enough."""
-    most = forecast.request.devices[-1]
-    name = forecast.request.names[-1]
+    name, most, limit = forecast.request.sets[-1]
     need = forecast.advice(most)
     if need is None:
         least = min(forecast.needs_on(most), key=lambda need: need.bytes)
-        layout = forecast.enough(least.limit or 0)
+        layout = forecast.enough(limit or 0)
         advice = "more devices are not enough: use a smaller batch, or a smaller model"
         if layout is not None:
             advice = f"{layout.devices} devices of this size are enough, with {words(layout)}; or use a smaller batch"
         return (
             f"nothing fits on {name}: the least is {in_bytes(least.bytes)} of each device's "
-            f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; {advice}"
+            f"{in_bytes(limit or 0)}, with {words(least.layout)}; {advice}"
         )
-    enough = next(devices for devices in forecast.request.devices if forecast.advice(devices) is not None)
-    fewest = f"; {forecast.request.names[forecast.request.devices.index(enough)]} is enough" * (enough < most)
+    enough = next(devices for devices in forecast.request.sets if forecast.advice(devices.number) is not None)
+    fewest = f"; {enough.name} is enough" * (enough.number < most)
     host = f" and {in_bytes(need.host)} of each machine's memory" * bool(need.host)
     return (
         f"{words(need.layout)} on {name}, {in_bytes(need.bytes)} of each device{host}{_why(forecast, need)}{fewest}"
@@ -252,7 +246,7 @@ def doubts(forecast: MemoryForecast) -> Iterator[str]:
     record = forecast.record
     if record.batch is None:
         yield "no model was called, so what grows with the batch is not known: all is counted as whole on each device"
-    elif record.batch < forecast.request.devices[-1]:
+    elif record.batch < forecast.request.sets[-1].number:
         yield f"a batch of {record.batch} is computed whole by each of more devices than that"
 
 
@@ -266,14 +260,14 @@ def in_bytes(size: float) -> str:
 
 def as_data(forecast: MemoryForecast) -> str:
     """Return the forecast as JSON; sizes are bytes."""
-    advice = forecast.advice(forecast.request.devices[-1])
+    advice = forecast.advice(forecast.request.sets[-1].number)
     data: dict[str, Any] = {
         "target": forecast.request.target,
         "take": None if advice is None else _layout_data(advice.layout),
         "verdict": verdict(forecast),
         "notes": list(doubts(forecast)),
         "batch": forecast.record.batch,
-        "one_device": {name: forecast.total(*scopes) for name, scopes in PARTS.items()},
+        "one_device": forecast.parts,
         "layouts": [
             {**_layout_data(need.layout), "peak": need.bytes, "has": need.limit, "host": need.host, "fits": need.fits}
             for need in forecast.needs

@@ -44,11 +44,13 @@ class Storages(TorchDispatchMode):
         self.batch: int | None = None
         self.shapes: set[tuple[int, ...]] = set()
         self.call, self.in_step = -1, False
-        self._numbers: dict[int, tuple[int, int, ref[Any]]] = {}  # id of the storage -> number, bytes, itself
+        # id of the storage -> number, bytes, itself. torch keeps one Python object for a storage as long as it lives.
+        self._numbers: dict[int, tuple[int, int, ref[Any]]] = {}
         self._next = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Before the call: an operator in place may replace the storage of an input.
         inputs = [self.number(tensor) for tensor in _plain((*args, *kwargs.values()))]
         out = func(*args, **kwargs)
         for tensor in _plain(out if isinstance(out, (tuple, list)) else (out,)):
@@ -168,13 +170,13 @@ class MemoryRecorder(TrialObserver):
                     self._timeline.classify(number, "rows")
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if not self._calls:
+        if not self._calls:  # an outermost call: of a model
             self._seeks = not self._from_loader
             self._root(module)
         if self._seeks:
             self._seek(args)
         call = -1
-        if module in self._blocks and self._storages.call < 0:
+        if module in self._blocks and self._storages.call < 0:  # not within another block
             call, self._next_call = self._next_call, self._next_call + 1
             self._storages.call = call
         self._calls.append((module, call))

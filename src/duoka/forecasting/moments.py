@@ -102,7 +102,7 @@ class MemoryLayout:
 def peak(record: MemoryRecord, layout: MemoryLayout) -> int:
     """Return the most bytes of tensors alive at once, in the recorded steps, on one of the devices."""
     batch, devices = record.batch or 1, layout.devices
-    share = math.ceil(batch / devices) / batch if batch >= devices else 1.0
+    share = math.ceil(batch / devices) / batch if batch >= devices else 1.0  # a smaller batch is whole on each
     holders = devices // layout.machines if layout.strategy == "hsdp" else devices  # of one copy of the model
 
     def size(at: Moment) -> float:
@@ -163,7 +163,7 @@ class Timeline:
         self._change(made, -1)
         self._change(storage, 1)
         if scope == "gradient" and block >= 0:
-            if block not in self._gradients:
+            if block not in self._gradients:  # the first of another block: those of the one before are whole
                 self._send_gradients()
             self._gradients[block] += storage.size
         self._note()
@@ -179,7 +179,7 @@ class Timeline:
 
     def begin(self, what: Literal["forward", "backward", "step"]) -> None:
         """Begin a pass or an optimizer's step. At the end of a backward pass all gradients are sent."""
-        if self.is_backward:
+        if self.is_backward:  # all buckets are full then, and each is a copy of its gradients
             self._note(buckets=self._all_gradients)
         self.is_backward = what == "backward"
         if not self.is_backward:
@@ -236,7 +236,7 @@ class Timeline:
             buckets=buckets,
             gradients=sum(self._gradients.values()),
             sent=self._sent,
-            gathered=min(held, 2 * largest),
+            gathered=min(held, 2 * largest),  # the block in use and one more
             coming=largest,
         )
         self.moments.append(moment)

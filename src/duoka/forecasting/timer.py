@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from duoka.plain.patching import Patches
 from duoka.private.torch import tree_leaves
-from duoka.trials.observer import TrialObserver, end_of, opened, replace_function, watch_loaders
+from duoka.trials.observer import TrialObserver, end_of, opened, watch_loaders
 from duoka.view.tally import Tally
 
 WARMUP = 10  # steps that do not count; of a shorter run, a third
@@ -104,7 +105,7 @@ class Timer(TrialObserver):
     def install(self) -> None:
         """Observe batches, work computed whole on every rank, and optimizer steps."""
         watch_loaders(self._count)
-        replace_function(Tally, "begin", self._make_begin)
+        Patches().around(Tally, "begin")(self._begin_tally)
         register_optimizer_step_post_hook(self._after)
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class Timer(TrialObserver):
             self.enough()
 
     def _mark(self) -> None:
-        if self._device != "cpu":
+        if self._device != "cpu":  # what the steps have launched is still being computed
             torch.accelerator.synchronize()
         repeated = sum(self._tally.seconds.values())
         self._marks.append(WindowEnd(self.steps, perf_counter(), self.slot.waited, repeated, self._samples))
@@ -131,12 +132,9 @@ class Timer(TrialObserver):
         count = samples(batch, getattr(loader, "batch_size", None))
         self._samples = None if count is None or self._samples is None else self._samples + count
 
-    def _make_begin(self, original: Callable[[Tally], None]) -> Callable[[Tally], None]:
-        def begin(tally: Tally) -> None:
-            self._tally = tally
-            original(tally)
-
-        return begin
+    def _begin_tally(self, original: Callable[[Tally], None], tally: Tally) -> None:
+        self._tally = tally
+        original(tally)
 
 
 def samples(batch: Any, limit: int | None) -> int | None:

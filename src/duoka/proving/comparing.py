@@ -92,7 +92,7 @@ def _gaps(first: Recording, second: Recording) -> Iterator[Gap]:
             elif (theirs.shape, theirs.dtype) != (entry.shape, entry.dtype):
                 shapes = f"{entry.shape} {entry.dtype} and {theirs.shape} {theirs.dtype}"
                 yield _problem(state.step, name, f"is {shapes}")
-            elif theirs.digest != entry.digest:
+            elif theirs.digest != entry.digest:  # else no number is read
                 gap = _gap(state.step, (first, entry), (second, theirs), start.get(name))
                 if gap is not None:
                     yield gap
@@ -118,7 +118,7 @@ def _gap(
         a, b = _wide(flat[at : at + PIECE]), _wide(other[at : at + PIECE])
         both = np.isnan(a) & np.isnan(b)
         same = same and np.array_equal(_bits(flat[at : at + PIECE])[~both], _bits(other[at : at + PIECE])[~both])
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN: infinite, below
             distance = np.where(both | (a == b), 0.0, np.abs(a - b))
             way = a if entry.kind == "gradient" else a - a if begun is None else a - _wide(begun[at : at + PIECE])
         largest = max(largest, float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max()))

@@ -124,6 +124,7 @@ def prove(request: ProofRequest, say: Callable[[str], None]) -> Proof:
                 trials.check()
                 return comparison
 
+        # Reference runs take as long as all others: they are made only where bits differ.
         compared = [(run, compare_run(run)) for run in request.others]
         if all(comparison.same_bits for _, comparison in compared):
             same = [Outcome(run, comparison, judge(comparison, Bound([])), "") for run, comparison in compared]

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from duoka.checkpoint.names import WRAPPERS
-from duoka.private.torch import TENSORS_AND_CHILDREN, children_in, keystr, tree_flatten_with_path
-from duoka.proving.recording import ROW_DIGEST, RecordingWriter, TensorKind, batches_file
+from duoka.checkpoint.names import unwrapped
+from duoka.plain.patching import Patches
+from duoka.private.torch import TENSORS_AND_CHILDREN, children_in, is_dtensor, keystr, tree_flatten_with_path
+from duoka.proving.recording import ROW_DIGEST, RecordingWriter, TensorKind, batches_file, plain_values
 from duoka.system.user_code import is_users, user_line
-from duoka.trials.observer import TrialObserver, opened, replace_function, watch_loaders
+from duoka.trials.observer import TrialObserver, opened, watch_loaders
 from duoka.view.tensor.batch import BatchTensor
 
 # The names of what is recorded.
@@ -60,7 +61,7 @@ class TensorNames:
             model = known()
             for name, tensor, kind in _tensors_of(model) if model is not None else ():
                 seen.add(id(tensor))
-                full = f"{root}.{_plain(name)}"
+                full = f"{root}.{unwrapped(name)}"
                 taken[full] += 1
                 yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor, kind
         for number, alive in enumerate(self._optimizers):
@@ -104,12 +105,6 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     for number, group in enumerate(optimizer.__dict__.get("param_groups", ())):
         for index, parameter in enumerate(group["params"]):
             yield f"group {number} parameter {index}", parameter
-
-
-def _plain(name: str) -> str:
-    """Remove the names of wrappers such as DataParallel and torch.compile."""
-    *path, last = name.split(".")
-    return ".".join([*(part for part in path if part not in WRAPPERS), last])
 
 
 def _script_names(models: Iterable[nn.Module]) -> dict[int, str]:
@@ -168,7 +163,7 @@ class Recorder(TrialObserver):
         self._batches.install()
         register_optimizer_step_pre_hook(self._before)
         register_optimizer_step_post_hook(self._after)
-        torch.autograd.backward = self._make_backward(torch.autograd.backward)
+        Patches().around(torch.autograd, "backward")(self._backward)
 
     def close(self) -> None:
         self._batches.close()
@@ -176,7 +171,7 @@ class Recorder(TrialObserver):
             self._writer.close()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.steps == 0:
+        if self.steps == 0:  # not at the begin of the script: models and their weights are known only now
             self._record(optimizer)
             if self._nudge is not None:  # parameters of no model, which no call has moved
                 self._nudge.move(tensor for group in optimizer.param_groups for tensor in group["params"])
@@ -208,24 +203,18 @@ class Recorder(TrialObserver):
             self._writer.end(self.steps, [float(loss) for loss in self._losses])
 
     def _write(self, tensors: Iterable[tuple[str, Tensor, TensorKind]]) -> None:
-        whole = ((name, _full_tensor(tensor), kind) for name, tensor, kind in tensors)
+        whole = (
+            (name, tensor.full_tensor() if is_dtensor(tensor) else tensor, kind)  # type: ignore[attr-defined]
+            for name, tensor, kind in tensors
+        )
         if self._writer is not None:
             self._writer.add(whole)
         deque(whole, maxlen=0)  # gathering a DTensor needs every rank
 
-    def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensors, Tensor) and tensors.numel() == 1 and not isinstance(tensors, BatchTensor):
-                self._losses.append(tensors.detach().clone())  # read at the next step: no synchronization here
-            return original(tensors, *args, **kwargs)
-
-        return backward
-
-
-def _full_tensor(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensors, Tensor) and tensors.numel() == 1 and not isinstance(tensors, BatchTensor):
+            self._losses.append(tensors.detach().clone())  # read at the next step: no synchronization here
+        return original(tensors, *args, **kwargs)
 
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
@@ -245,23 +234,21 @@ class BatchRecorder:
 
     def install(self) -> None:
         watch_loaders(lambda loader, batch: self._write("loader", batch))
-        replace_function(nn.Module, "__call__", self._make_call)
+        Patches().around(nn.Module, "__call__")(self._call)
 
     def close(self) -> None:
         self._file.close()
 
-    def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or self._has_loader or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-                return original(module, *args, **kwargs)
-            self._inside = True
-            try:
-                self._write("model", (args, kwargs))
-                return original(module, *args, **kwargs)
-            finally:
-                self._inside = False
-
-        return __call__
+    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Of a script without a loader the arguments of outermost training calls are its batches.
+        if self._inside or self._has_loader or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        self._inside = True
+        try:
+            self._write("model", (args, kwargs))
+            return original(module, *args, **kwargs)
+        finally:
+            self._inside = False
 
     def _write(self, source: str, batch: Any) -> None:
         self._has_loader = self._has_loader or source == "loader"
@@ -277,7 +264,7 @@ class BatchRecorder:
                 values.update(f"{keystr(path)} {known!r}\n".encode())
         line = {"step": self.step, "source": source, "line": user_line(), "leaves": leaves}
         self._file.write(json.dumps(line | {"values": values.hexdigest()}) + "\n")
-        self._file.flush()
+        self._file.flush()  # a rank may be killed
 
 
 @torch.no_grad()
@@ -286,10 +273,8 @@ def _rows(tensor: Tensor, own_rows: bool) -> dict[str, Any]:
     shared = isinstance(tensor, BatchTensor) and tensor._spec.dim == 0 and tensor._spec.outer == 1
     local = tensor.to_local() if isinstance(tensor, BatchTensor) else tensor
     kind = "cut" if shared else "own" if own_rows or isinstance(tensor, BatchTensor) else "whole"
-    local = local.detach()
-    if local.layout != torch.strided or local.is_quantized:
-        local = local.to_dense() if local.layout != torch.strided else local.dequantize()
-    flat = local.cpu().resolve_conj().resolve_neg().contiguous()
+    local = plain_values(local)
+    flat = local.contiguous()
     flat = flat.reshape(flat.shape[0] if flat.dim() else 1, -1)
     data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros((flat.shape[0], 0), np.uint8)
     digests = "".join(hashlib.blake2b(row.data, digest_size=ROW_DIGEST // 2).hexdigest() for row in data)
@@ -310,15 +295,12 @@ class Nudge:
 
     def install(self) -> None:
         """Hook module calls, to move a model's parameters at its first call."""
-        nn.Module.__call__ = self._make(nn.Module.__call__)  # type: ignore[method-assign]
+        Patches().around(nn.Module, "__call__")(self._call)
 
-    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self.move(module.parameters())
-            return original(module, *args, **kwargs)
-
-        return __call__
+    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self.move(module.parameters())
+        return original(module, *args, **kwargs)
 
     @torch.no_grad()
     def move(self, tensors: Iterable[Tensor]) -> None:
@@ -327,9 +309,10 @@ class Nudge:
             if id(tensor) in self._moved or not tensor.is_floating_point():
                 continue
             self._moved[id(tensor)] = tensor
+            # By numpy: the script's own generators must draw what they would have drawn.
             up = torch.from_numpy(self._draw.integers(0, 2, tuple(tensor.shape), dtype=np.int8)).to(tensor.device)
             unit, sign = _unit(tensor), 2 * up - 1
-            if unit > FINE:
+            if unit > FINE:  # another order of addition changes few results of a coarse type
                 sign *= torch.as_tensor(self._draw.random(tuple(tensor.shape)) < SOME).to(tensor.device)
             wide = tensor.detach().to(torch.float64)
             tensor.data.copy_((wide + sign * unit * wide.abs()).to(tensor.dtype))

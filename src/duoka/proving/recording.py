@@ -87,10 +87,8 @@ class RecordingWriter:
         self._index.write(json.dumps(line) + "\n")
         self._index.flush()
         self._entries = {}
-        if step == 0:
-            self._check_space()
-
-    def _check_space(self) -> None:
+        if step > 0:
+            return
         free = shutil.disk_usage(self._folder).free
         wanted = 2 * self._data.tell() * self._steps  # with gradients
         if wanted > free:
@@ -104,8 +102,8 @@ class RecordingWriter:
         self._data.close()
 
 
-def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Convert a tensor to a contiguous numpy array, in a type that numpy has."""
+def plain_values(tensor: Tensor) -> Tensor:
+    """Return a tensor's values on the CPU, dense, not quantized and not lazily conjugated or negated."""
     import torch
 
     tensor = tensor.detach()
@@ -113,9 +111,15 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
         tensor = tensor.dequantize()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
+    return tensor.cpu().resolve_conj().resolve_neg()
+
+
+def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Convert a tensor to a contiguous numpy array, in a type that numpy has."""
+    tensor = plain_values(tensor)
     if str(tensor.dtype).removeprefix("torch.") not in _AS_NUMPY:
-        tensor = tensor.to(torch.float32)
-    return np.ascontiguousarray(tensor.cpu().resolve_conj().resolve_neg().numpy()).reshape(tuple(tensor.shape))
+        tensor = tensor.float()
+    return np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape))  # which adds a dimension to a scalar
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Recording:
         """Return a tensor's values, mapped from the file."""
         with open(self.folder / TENSORS, "rb") as file:
             file.seek(entry.start)
-            np.lib.format.read_magic(file)
+            np.lib.format.read_magic(file)  # np.load(mmap_mode=…) maps only the first array of a file
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             return np.memmap(file, dtype, "r", file.tell(), shape)
 

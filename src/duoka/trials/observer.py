@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from duoka.launchers.worker import Observer
 from duoka.origins.origin import Forked
 from duoka.origins.process import this_process
+from duoka.plain.patching import Patches
 from duoka.supervision.status_board import StatusSlot
 from duoka.system import environment
 from duoka.trials.scratch import Scratch, redirect
@@ -68,7 +69,7 @@ class TrialObserver(Observer, ABC):
 
     @abstractmethod
     def install(self) -> None:
-        """Install the hooks, in the worker."""
+        """Install the hooks, in the worker, for good: it ends with the script."""
 
     @abstractmethod
     def close(self) -> None:
@@ -76,7 +77,7 @@ class TrialObserver(Observer, ABC):
 
     def begin(self) -> None:
         """Redirect writes of this process to the scratch folder."""
-        environment.set_variables({"WANDB_MODE": "disabled"})
+        environment.set_variables({"WANDB_MODE": "disabled"})  # a trial is no run of an experiment
         redirect(Scratch(self.scratch))
 
     @contextmanager
@@ -87,7 +88,7 @@ class TrialObserver(Observer, ABC):
         self.install()
         try:
             yield
-        except StepLimitReached:
+        except StepLimitReached:  # threads of the script may wait for more steps, for ever
             _thread.start_new_thread(_leave_at_last, ())
         except BaseException as error:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
@@ -100,7 +101,7 @@ class TrialObserver(Observer, ABC):
         seed = self.seed + self.slot.rank if self.own_rows else self.seed
         seed_all(seed)
         process = this_process()
-        if isinstance(process.origin, Forked):
+        if isinstance(process.origin, Forked):  # what seeds augmentation by sample
             process.origin = replace(process.origin, seed=seed)
 
     def enough(self) -> NoReturn:
@@ -140,33 +141,19 @@ def end_of(seen: Path) -> TrialEnd | None:
     return TrialEnd(**json.loads(path.read_text())) if path.exists() else None
 
 
-def replace_function(space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a function of a module or class with `make(function)`, in this process."""
-    setattr(space, name, make(getattr(space, name)))
+def watch_loaders(look: Callable[[Any, Any], None]) -> None:
+    """Call `look` with every loader and batch, as the script takes it."""
 
+    def iterate(original: Callable[..., Any], loader: Any) -> Any:
+        batches = original(loader)
+        if str(sys._getframe(2).f_globals.get("__name__")).startswith("duoka."):
+            return batches  # of duoka's own loader, which reports its batches itself
+        return _Watched(batches, partial(look, loader))
 
-Look = Callable[[Any, Any], None]
-
-
-def watch_loaders(look: Look) -> None:
-    """Call `look` with every batch of every loader, as the script takes it.
-
-    look: called with the loader and the batch.
-    """
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __iter__(loader: Any) -> Any:
-            batches = original(loader)
-            if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
-                return batches  # of duoka's own loader, which reports its batches itself
-            return _Watched(batches, partial(look, loader))
-
-        return __iter__
-
-    replace_function(DataLoader, "__iter__", make)
+    Patches().around(DataLoader, "__iter__")(iterate)
     api = sys.modules.get("duoka.data.loader")
     if api is not None:
-        replace_function(api.Loader, "__iter__", make)
+        Patches().around(api.Loader, "__iter__")(iterate)
 
 
 class _Watched:

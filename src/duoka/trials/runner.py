@@ -93,6 +93,7 @@ class TrialRunner:
             shutil.rmtree(home, ignore_errors=True)
 
     def _run(self, name: str, plan: Plan, observer: TrialObserver) -> None:
+        # No limit that follows from the slowest step so far: what is observed may take long in any step.
         plan = replace(plan, step_timeout=plan.timeout, restarts=0)
         logs = None if self.log_dir is None else self.log_dir / name.replace("/", "-").replace(" ", "-")
         outputs = Outputs(logs, range(plan.world_size))
@@ -119,7 +120,7 @@ def _check(name: str, seen: Path, verdict: Verdict, messages: str, outputs: Outp
     end = end_of(seen)
     if end is not None and end.how != "failed" and (end.how == "enough" or verdict.code == 0):
         return
-    for worker in verdict.culprits:
+    for worker in verdict.culprits:  # a script that cannot be run at all is no failure of a trial
         if worker.ending is not None and worker.ending.said.startswith("duoka: error: "):
             raise ScriptError(worker.ending.said.removeprefix("duoka: error: "))
     log = outputs.tail(0, LOG_LINES) if verdict.why in ("died", "exited") else []
@@ -134,6 +135,7 @@ def _folder(prefix: str) -> Iterator[Path]:
     home = Path(tempfile.gettempdir())
     for left in home.glob(f"{prefix}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]
+        # A process that was killed may have had the number that this one has now.
         is_over = pid.isdecimal() and (int(pid) == os.getpid() or not is_alive(int(pid)))
         if is_over and left.lstat().st_uid == os.getuid():
             shutil.rmtree(left, ignore_errors=True)

@@ -113,6 +113,7 @@ class Scratch:
 
     def has_removed(self) -> bool:
         """Return True if the script has removed any original file."""
+        # Asked at each read; another rank, or a loader's worker, may have removed the first file.
         self._has_removed = self._has_removed or exists(f"{self._gone}/{_REMOVED}")
         return self._has_removed
 
@@ -120,7 +121,7 @@ class Scratch:
         """Mark the original of this copy as removed."""
         folder = self._gone + self.original(copy)
         make_folders(folder)
-        for at in (self._gone, folder):
+        for at in (self._gone, folder):  # the first tells `has_removed`
             posix.close(posix.open(f"{at}/{_REMOVED}", os.O_WRONLY | os.O_CREAT, 0o600))
 
 
@@ -200,7 +201,7 @@ def redirect(scratch: Scratch) -> None:
     """Redirect writes in this process and in those that it forks."""
     tempfile.tempdir = scratch.temporary
     _replace(io, "open", partial(_open, scratch))
-    builtins.open = io.open
+    builtins.open = io.open  # which were one function
     _replace(os, "open", partial(_open_descriptor, scratch))
     _replace(os, "chdir", _mapped(0, "path", scratch.path_to_enter))
     for names, choose in (
@@ -223,7 +224,7 @@ def redirect(scratch: Scratch) -> None:
     for module, name, at, key, how in _OPENED:
         if hasattr(sys.modules.get(module), name):
             _replace(sys.modules[module], name, _mapped(at, key, getattr(scratch, how)))
-    sqlite3.dbapi2.connect = sqlite3.connect
+    sqlite3.dbapi2.connect = sqlite3.connect  # one function under two names, too
     update_paths()
 
 
@@ -266,7 +267,7 @@ def _open(scratch: Scratch, original: Act, file: Any, mode: str = "r", *args: An
         raise _error(errno.EISDIR, file)
     try:
         return original(copy, mode, *args, **kwargs)
-    except OSError as error:
+    except OSError as error:  # its text names the copy
         raise _error(error.errno or errno.EIO, file) from None
 
 

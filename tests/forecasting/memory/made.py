@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from duoka.forecasting.memory import MemoryForecast, MemoryRequest
+from duoka.forecasting.memory import DeviceSet, MemoryForecast, MemoryRequest
 from duoka.forecasting.moments import MemoryRecord, Moment, Scope, Storage, Timeline
 from tests.forecasting.made import ONE_DEVICE
 
@@ -59,5 +59,5 @@ class Story:
 
 def forecast(story: Story, limits: list[int | None], devices: tuple[int, ...] = (1, 2, 4)) -> MemoryForecast:
     """Create a forecast. limits: bytes that each device has, for each number of devices."""
-    names = [f"cpu:{count}" for count in devices]
-    return MemoryForecast(MemoryRequest("train.py", ONE_DEVICE, names, devices, limits, (), None), story.record)
+    sets = [DeviceSet(f"cpu:{count}", count, limit) for count, limit in zip(devices, limits, strict=True)]
+    return MemoryForecast(MemoryRequest("train.py", ONE_DEVICE, sets, (), None), story.record)
