@@ -84,4 +84,4 @@ def test_no_strategy_is_chosen() -> None:
 
 def test_steps_are_of_times_alone() -> None:
     with pytest.raises(OptionError, match="--steps must be left out with --memory, but is 20"):
-        forecast(("train.py",), is_module=False, steps=20, memory=True, device_memory=None, machines=1, as_json=False)
+        forecast(steps=20, memory=True, device_memory=None, machines=1, as_json=False)

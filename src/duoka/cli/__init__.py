@@ -47,6 +47,7 @@ class Table(click.Group):
         """Resolve a command as click does, but suggest the closest name in the error."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
+            # `duoka train.py` is a likely slip; a command of that name can never be meant.
             close = get_close_matches(name, COMMANDS, n=1) or (["run " + name] if name.endswith(".py") else [])
             hint = f"; did you mean `duoka {close[0]}`?" if close else ""
             ctx.fail(f"there is no command {name!r}; there is: {', '.join(sorted(COMMANDS))}{hint}")
@@ -98,7 +99,7 @@ def _open_standard_files() -> None:
 
 def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:
     """Parse the command line: returns the function to run, or an exit code."""
-    try:
+    try:  # in standalone mode click would print errors in its own words, and exit
         return cast("Callable[[], int] | int", cli.main(args, prog_name="duoka", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message(), err=True)
@@ -107,7 +108,7 @@ def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:
         context = getattr(error, "ctx", None)
         more = f"\nduoka: see `{context.command_path} --help`" if context else ""
         return _fail(_plainly(error) + more, 2)
-    except click.Abort:
+    except click.Abort:  # Ctrl-C, as click says it
         return 130
 
 

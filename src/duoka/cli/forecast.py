@@ -10,17 +10,7 @@ from typing import Any
 import click
 
 from duoka.cli.memory import forecast_memory, powers_below
-from duoka.cli.script_command import (
-    COMPUTING,
-    IS_MODULE,
-    KIND,
-    THREADS,
-    TIMEOUT,
-    ScriptCommand,
-    option,
-    options_of,
-    target_of,
-)
+from duoka.cli.script_command import ScriptCommand, option, options_of
 from duoka.cli.trial import decide_and_take, own_ranks_error, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.hardware import inventory
@@ -54,44 +44,25 @@ DEVICE_MEMORY = (
 MACHINES = "With --memory: so many machines, each with these devices. [default: 1]"
 FEWEST, MOST = 7, 100_000  # fewer would leave too few to count
 
-GROUPS = (
-    (
-        "What to measure",
-        (
-            IS_MODULE,
-            option("--devices", "DEVICES", DEVICES, "auto"),
-            option("--steps", "N", STEPS, kind=int),
-            option("--memory", text=MEMORY),
-            option("--device-memory", "SIZE", DEVICE_MEMORY),
-            option("--machines", "N", MACHINES, 1, int),
-            KIND,
-            THREADS,
-            TIMEOUT,
-        ),
-    ),
-    COMPUTING,
-    *shown_options("For every number of devices, why it is below the ideal.", "Only the verdict."),
+OPTIONS = (
+    option("--devices", "DEVICES", DEVICES, "auto"),
+    option("--steps", "N", STEPS, kind=int),
+    option("--memory", text=MEMORY),
+    option("--device-memory", "SIZE", DEVICE_MEMORY),
+    option("--machines", "N", MACHINES, 1, int),
 )
 
 
 def forecast(
-    words: tuple[str, ...],
-    is_module: bool,
-    steps: int | None,
-    memory: bool,
-    device_memory: str | None,
-    machines: int,
-    as_json: bool,
-    **words_of_options: Any,
+    steps: int | None, memory: bool, device_memory: str | None, machines: int, as_json: bool, **others: Any
 ) -> Callable[[], int]:
     """Check the options, and return the function that runs the forecast."""
-    target = target_of(words, is_module)
     if memory and steps is not None:
         raise OptionError("--steps", steps, "left out with --memory", "three steps are enough for the peak memory")
     steps = 30 if steps is None else steps
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
-    opts = options_of(target, **words_of_options)
+    opts = options_of(**others)
     if memory:
         if machines < 1:
             raise OptionError("--machines", machines, "a whole number, at least 1")
@@ -129,7 +100,7 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
         raise OptionError(
             "--devices", devices, "several devices", f"here it is one ({most.devices[0]}); cpu:2 is two CPU workers"
         )
-    if most.weights or most.measures_rows:
+    if most.weights or most.measures_rows:  # 1, 2, 4, … of unlike devices would not be one series
         fastest = max(range(most.workers), key=most.weights.__getitem__) if most.weights else 0
         alone = decided(replace(most, devices=most.devices[fastest : fastest + 1]).device_words)
         return [alone, replace(most, weights=(), measures_rows=False), most]
@@ -158,4 +129,12 @@ def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
     return 0
 
 
-command = ScriptCommand("forecast", callback=forecast, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)
+command = ScriptCommand(
+    "forecast",
+    callback=forecast,
+    help=INTRODUCTION,
+    title="What to measure",
+    options=OPTIONS,
+    shown=shown_options("For every number of devices, why it is below the ideal.", "Only the verdict."),
+    examples=EXAMPLES,
+)

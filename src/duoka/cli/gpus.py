@@ -91,6 +91,7 @@ def signals_that_end() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
+    # SIGHUP is what a closed terminal sends. The exception unwinds the stack, which the default action does not.
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
@@ -114,7 +115,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         return (os.read(file, 64).decode(errors="ignore") or "q") if ready else ""  # the end of the input counts as q
 
     try:
-        tty.setcbreak(file)
+        tty.setcbreak(file)  # unlike the raw mode, it keeps Ctrl-C
         now = termios.tcgetattr(file)
         now[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal in the wrong mode
         termios.tcsetattr(file, termios.TCSADRAIN, now)

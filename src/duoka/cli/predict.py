@@ -69,7 +69,8 @@ def _predict(
     if strategy not in (None, "fsdp"):
         hint = "without it, each device computes with a copy of the model"
         raise OptionError("--strategy", strategy, "fsdp, or left out", hint)
-    count = len(open_data(request.data, None if request.read is None else Path))  # read later
+    # All is checked before the model is imported. To count items any reader will do: --read is imported later, too.
+    count = len(open_data(request.data, None if request.read is None else Path))
     facts = {
         **{name: getattr(request, name) for name in ("model", "read", "precision")},
         **{name: _stamp(getattr(request, name)) for name in ("weights", "data")},
@@ -117,7 +118,7 @@ def _compute_on_rank(request: PredictRequest, output: Writer) -> int:
     _load(net, request.weights, say if run.is_first else lambda text: None)
     begun, size = output.done, request.batch_size
     predictions = start(net, items[begun:], batch_size=size, precision=request.precision)
-    if run.is_first:
+    if run.is_first:  # all ranks get all outputs, and take part in each
         return _fill(output, predictions, size)
     try:
         for _ in predictions:
@@ -128,7 +129,6 @@ def _compute_on_rank(request: PredictRequest, output: Writer) -> int:
 
 
 def _model_and_items(request: PredictRequest) -> tuple[Any, Any]:
-    """Import the model, and open the data."""
     from duoka.inference.files import check_kind, import_name, model_named, open_data
 
     items = open_data(request.data, None if request.read is None else import_name("--read", request.read))
@@ -161,7 +161,7 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
     except KeyboardInterrupt:
         print(f"\nduoka: interrupted{f'; {left()}' if output.done else ''}", file=sys.stderr)
         return 130
-    except BatchFailed as error:
+    except BatchFailed as error:  # of the model or the data: its traceback is what the user needs
         print(tracebacks.shown(error.__cause__ or error), end="", file=sys.stderr)
         if output.done:
             say(left())

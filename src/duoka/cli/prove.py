@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from duoka.cli.script_command import (
-    COMPUTING,
-    IS_MODULE,
-    KIND,
-    THREADS,
-    TIMEOUT,
-    ScriptCommand,
-    option,
-    options_of,
-    target_of,
-)
+from duoka.cli.script_command import ScriptCommand, option, options_of
 from duoka.cli.trial import decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.planning.options import Options, one_of
@@ -48,43 +38,24 @@ DEVICES = (
 SEED = "Seed of torch, random and numpy in every run; the script may seed again. [default: 0]"
 MOST_STEPS = 100_000
 
-GROUPS = (
-    (
-        "What to compare",
-        (
-            IS_MODULE,
-            click.Option(["--devices"], multiple=True, metavar="DEVICES", help=DEVICES),
-            option("--steps", "K", "Steps of all optimizers together. [default: 10]", 10, int),
-            option("--want", "bits|rounding", "The verdict needed for exit code 0. [default: rounding]", "rounding"),
-            option("--seed", "N", SEED, 0, int),
-            KIND,
-            THREADS,
-            TIMEOUT,
-        ),
-    ),
-    COMPUTING,
-    *shown_options("Also a table of all steps.", "Only the verdict."),
+OPTIONS = (
+    click.Option(["--devices"], multiple=True, metavar="DEVICES", help=DEVICES),
+    option("--steps", "K", "Steps of all optimizers together. [default: 10]", 10, int),
+    option("--want", "bits|rounding", "The verdict needed for exit code 0. [default: rounding]", "rounding"),
+    option("--seed", "N", SEED, 0, int),
 )
 
 
 def prove(
-    words: tuple[str, ...],
-    is_module: bool,
-    devices: tuple[str, ...],
-    steps: int,
-    want: Any,
-    seed: int,
-    as_json: bool,
-    **words_of_options: Any,
+    devices: tuple[str, ...], steps: int, want: Any, seed: int, as_json: bool, **others: Any
 ) -> Callable[[], int]:
     """Check the options, and return the function that runs the comparison."""
-    target = target_of(words, is_module)
+    opts = options_of(**others)
     one_of("--want", want, ("bits", "rounding"))
     if not 1 <= steps <= MOST_STEPS:
         raise OptionError("--steps", steps, f"a whole number from 1 to {MOST_STEPS:,}")
     if not 0 <= seed < 2**63:
         raise OptionError("--seed", seed, "a whole number from 0 to 2**63 - 1")
-    opts = options_of(target, **words_of_options)
     devices = devices or ("auto",)
 
     def run() -> int:
@@ -114,4 +85,12 @@ def _run(opts: Options, request: ProofRequest, shown: str) -> int:
     return 0 if proof.holds else 1
 
 
-command = ScriptCommand("prove", callback=prove, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)
+command = ScriptCommand(
+    "prove",
+    callback=prove,
+    help=INTRODUCTION,
+    title="What to compare",
+    options=OPTIONS,
+    shown=shown_options("Also a table of all steps.", "Only the verdict."),
+    examples=EXAMPLES,
+)

@@ -14,18 +14,7 @@ import click
 
 from duoka import engines
 from duoka.cli.memory import with_strategy_that_fits
-from duoka.cli.script_command import (
-    COMPUTING,
-    IS_MODULE,
-    KIND,
-    PATH,
-    THREADS,
-    TIMEOUT,
-    ScriptCommand,
-    option,
-    options_of,
-    target_of,
-)
+from duoka.cli.script_command import PATH, ScriptCommand, option, options_of
 from duoka.cli.trial import to_the_end
 from duoka.engines import SRUN, idle_machines, torchrun
 from duoka.errors import MISSING, OptionError
@@ -74,78 +63,57 @@ DEVICE_MEMORY = (
 
 MACHINES = "How many machines compute together: this command is started on each. [default: set by the launcher, or 1]"
 
-GROUPS = (
-    (
-        "What to run, and where",
-        (
-            IS_MODULE,
-            option("--devices", "DEVICES", DEVICES, "auto"),
-            option(
-                "--wait",
-                "[=TIME]",
-                "Queue until devices are free, for at most TIME: --wait=30m. Without TIME, up to 30 days.",
-            ),
-            option("--device-memory", "SIZE", DEVICE_MEMORY),
-            KIND,
-            option("--machines", "N", MACHINES),
-            option("--machine", "K", "The number of this machine; rank 0 is on machine 0."),
-            option("--rendezvous", "HOST:PORT", "The name or address of machine 0, and a port that is free there."),
-            option(
-                "--key-file",
-                "FILE",
-                "A secret shared by all machines, to authenticate each other. [default: DUOKA_KEY]",
-                kind=PATH,
-            ),
-            THREADS,
-            TIMEOUT,
-            option(
-                "--step-timeout",
-                "auto|TIME",
-                "The same after step 1. auto: for an idle rank, 20 times the slowest step, at least 60s.",
-                "auto",
-            ),
-            option("--restarts", "N", RESTARTS, "0"),
-        ),
+OPTIONS = (
+    option("--devices", "DEVICES", DEVICES, "auto"),
+    option(
+        "--wait",
+        "[=TIME]",
+        "Queue until devices are free, for at most TIME: --wait=30m. Without TIME, up to 30 days.",
     ),
-    COMPUTING,
-    (
-        "What is shown",
-        (
-            option("--dry-run", text="Print the plan, and start nothing."),
-            option(
-                "--log-dir",
-                "DIR",
-                "Keep the output of ranks 1, 2, ... here. [default: only after a failure]",
-                kind=PATH,
-            ),
-            option(
-                "--report",
-                "FILE.html",
-                "At the end, also after a fault, write what the run did as one page: charts, findings, faults.",
-                kind=PATH,
-            ),
-            option("-q --quiet", text="No header."),
-            option("-v --verbose", text="The whole plan as the header."),
-        ),
+    option("--device-memory", "SIZE", DEVICE_MEMORY),
+    option("--machines", "N", MACHINES),
+    option("--machine", "K", "The number of this machine; rank 0 is on machine 0."),
+    option("--rendezvous", "HOST:PORT", "The name or address of machine 0, and a port that is free there."),
+    option(
+        "--key-file",
+        "FILE",
+        "A secret shared by all machines, to authenticate each other. [default: DUOKA_KEY]",
+        kind=PATH,
     ),
+    option("--restarts", "N", RESTARTS, "0"),
+    option(
+        "--step-timeout",
+        "auto|TIME",
+        "--timeout after step 1. auto: for an idle rank, 20 times the slowest step, at least 60s.",
+        "auto",
+    ),
+)
+SHOWN = (
+    option("--dry-run", text="Print the plan, and start nothing."),
+    option("--log-dir", "DIR", "Keep the output of ranks 1, 2, ... here. [default: only after a failure]", kind=PATH),
+    option(
+        "--report",
+        "FILE.html",
+        "At the end, also after a fault, write what the run did as one page: charts, findings, faults.",
+        kind=PATH,
+    ),
+    option("-q --quiet", text="No header."),
+    option("-v --verbose", text="The whole plan as the header."),
 )
 
 
 def run(
-    words: tuple[str, ...],
-    is_module: bool,
     dry_run: bool,
     wait: str | None,
     machines: str | None,
     machine: str | None,
     rendezvous: str | None,
     device_memory: str | None,
-    **words_of_options: Any,
+    **others: Any,
 ) -> Callable[[], int] | int:
     """Decide, show the decision, and return the function that launches it."""
-    target = target_of(words, is_module)
     several = options.which_machines(machines, machine, rendezvous, engines.machines)
-    opts = options_of(target, machines=several, **words_of_options)
+    opts = options_of(machines=several, **others)
     if device_memory is not None and opts.strategy != "auto":
         raise OptionError("--strategy", opts.strategy or MISSING, "auto if --device-memory is given")
     memory = None if device_memory is None else options.memory_size(device_memory, "--device-memory")
@@ -165,9 +133,10 @@ def _run(opts: Options, limit: float, memory: int | None) -> int:
     starter = environment.starter()
     if torchrun() is not None or starter is not None:  # both leave their processes running if they are killed
         libc.die_with(starter or os.getppid())
+    # Workers forked from one process have one order of sets of strings; those of several machines would not.
     if opts.machines.count > 1 and environment.hash_seed_is_random():
         environment.fix_hash_seed()
-        if opts.target.name == STANDARD_INPUT:
+        if opts.target.name == STANDARD_INPUT:  # which was read for the kind of the script
             os.lseek(0, 0, os.SEEK_SET)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # Python reads the variable at its start
     try:
@@ -192,7 +161,6 @@ def _idle(machines: Machines) -> tuple[str, ...]:
 
 
 def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
-    """Decide, and allocate the devices."""
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
     decided = partial(decide, opts, omp_threads=environment.threads())
     return allocate(parse(opts.devices), command, decided, lambda plan: plan.devices, wait, say)
@@ -204,6 +172,7 @@ def _start(plan: Plan) -> int:
         lines = details(plan).splitlines() if plan.verbosity == "verbose" else header(plan)
         print("\n".join(f"duoka: {line}" for line in lines), file=sys.stderr, flush=True)
 
+    # Nobody has to watch one worker, but to start it again or to write about it.
     if plan.is_for_one and not (plan.restarts or plan.report):
         from duoka.launchers.inline import run_inline
 
@@ -217,4 +186,12 @@ def _start(plan: Plan) -> int:
     os._exit(code)  # the script ran in workers; unloading torch takes time
 
 
-command = ScriptCommand("run", callback=run, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)
+command = ScriptCommand(
+    "run",
+    callback=run,
+    help=INTRODUCTION,
+    title="What to run, and where",
+    options=OPTIONS,
+    shown=SHOWN,
+    examples=EXAMPLES,
+)

@@ -65,8 +65,6 @@ ELSEWHERE = (  # an option, its names in other launchers, and an example
 
 DEFAULTS = {"--wait": "720h"}  # the value of an option that is given without `=value`
 
-Groups = tuple[tuple[str, tuple[click.Option, ...]], ...]
-
 
 def option(names: str, metavar: str = "", text: str = "", default: Any = None, kind: Any = None) -> click.Option:
     """Return an option. names: as click takes them, separated by spaces. metavar: its value; empty for a flag."""
@@ -76,60 +74,74 @@ def option(names: str, metavar: str = "", text: str = "", default: Any = None, k
 
 
 PATH = click.Path(path_type=Path)
+# Options of all these commands.
 IS_MODULE = option("-m is_module", text="SCRIPT is a module's name, as for `python -m`.")
-KIND = option(
-    "--kind", "auto|plain|distributed|api", "Override the detected kind of script, if it can be several.", "auto"
-)
-THREADS = option("--threads", "N", "Processor threads for each worker. [default: cores / workers]")
-TIMEOUT = option(
-    "--timeout", "TIME", "Longest time that a rank waits for the others: 90, 90s, 10m, 1h. [default: 10m]", "10m"
+RUNNING = (
+    option(
+        "--kind", "auto|plain|distributed|api", "Override the detected kind of script, if it can be several.", "auto"
+    ),
+    option("--threads", "N", "Processor threads for each worker. [default: cores / workers]"),
+    option(
+        "--timeout", "TIME", "Longest time that a rank waits for the others: 90, 90s, 10m, 1h. [default: 10m]", "10m"
+    ),
 )
 COMPUTING = (
-    "How plain scripts are computed",
-    (
-        option("--strategy", "single|ddp|fsdp|hsdp|exact|auto", STRATEGY, ""),
-        option("--blocks", "NAME,...", BLOCKS),
-        option(
-            "--checkpoint-activations",
-            text="With fsdp: blocks compute activations again in the backward pass, which takes less memory.",
-        ),
-        option(
-            "--cpu-offload", text="With fsdp: keep parameters, gradients and optimizer states in the host's memory."
-        ),
-        option(
-            "--shares", "N", "With exact: shares of each batch, a power of two. [default: 8, or as many as devices]"
-        ),
-        option("--rows", "auto|even|3:1", ROWS, ""),
-        option(
-            "--batch-norm",
-            "whole|local",
-            "Statistics of the whole batch, or of each share (faster, but other numbers).",
-            "whole",
-        ),
-        option(
-            "--randomness",
-            "whole|worker",
-            "Draws for the whole batch, or each rank's own (faster, but other numbers).",
-            "whole",
-        ),
-        option(
-            "--loading",
-            "auto|whole|shared",
-            "Each rank loads the whole batch, or its share. auto: its share where that is safe.",
-            "auto",
-        ),
-        option("--row-independent", "NAME,...", ROW_INDEPENDENT),
+    option("--strategy", "single|ddp|fsdp|hsdp|exact|auto", STRATEGY, ""),
+    option("--blocks", "NAME,...", BLOCKS),
+    option(
+        "--checkpoint-activations",
+        text="With fsdp: blocks compute activations again in the backward pass, which takes less memory.",
     ),
+    option("--cpu-offload", text="With fsdp: keep parameters, gradients and optimizer states in the host's memory."),
+    option("--shares", "N", "With exact: shares of each batch, a power of two. [default: 8, or as many as devices]"),
+    option("--rows", "auto|even|3:1", ROWS, ""),
+    option(
+        "--batch-norm",
+        "whole|local",
+        "Statistics of the whole batch, or of each share (faster, but other numbers).",
+        "whole",
+    ),
+    option(
+        "--randomness",
+        "whole|worker",
+        "Draws for the whole batch, or each rank's own (faster, but other numbers).",
+        "whole",
+    ),
+    option(
+        "--loading",
+        "auto|whole|shared",
+        "Each rank loads the whole batch, or its share. auto: its share where that is safe.",
+        "auto",
+    ),
+    option("--row-independent", "NAME,...", ROW_INDEPENDENT),
 )
 
 
 class ScriptCommand(click.Command):
-    """A command whose arguments end with a script and its own arguments; shows options in groups."""
+    """A command whose arguments end with a script and its own arguments; shows options in groups.
 
-    def __init__(self, name: str, *, groups: Groups, examples: str, **how: Any) -> None:
-        self._groups, self._examples = groups, examples
+    title: of the first group. options, shown: those of the first and the last group that are this command's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        title: str,
+        options: tuple[click.Option, ...],
+        shown: tuple[click.Option, ...],
+        examples: str,
+        **how: Any,
+    ) -> None:
+        self._groups = (
+            (title, (IS_MODULE, *options, *RUNNING)),
+            ("How plain scripts are computed", COMPUTING),
+            ("What is shown", shown),
+        )
+        self._examples = examples
         words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
-        params = [*(option for _, group in groups for option in group), words]
+        params = [*(option for _, group in self._groups for option in group), words]
+        # click stops at the first argument, the script: options of the same name after it are not duoka's.
         settings = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
         super().__init__(name, params=params, context_settings=settings, **how)
 
@@ -164,16 +176,9 @@ class ScriptCommand(click.Command):
         formatter.write_text(ORDER)
 
 
-def target_of(words: tuple[str, ...], is_module: bool) -> Target:
-    """Return the script of a command, with its own words; raise UsageError if it is missing."""
-    if not words:
-        context = click.get_current_context()
-        raise click.UsageError(f"a script is missing; for example: {context.command_path} train.py", context)
-    return Target(words[0], words[1:], is_module)
-
-
 def options_of(
-    target: Target,
+    words: tuple[str, ...],
+    is_module: bool,
     threads: str | None,
     timeout: str,
     shares: str | None,
@@ -184,13 +189,16 @@ def options_of(
     step_timeout: str = "auto",
     restarts: str = "0",
     machines: Machines = ONE_MACHINE,
-    **words: Any,
+    **others: Any,
 ) -> Options:
-    """Convert the words of a command line to `Options`. words: those that `Options` takes unchanged."""
+    """Convert a command line to `Options`. words: of the script. others: those that `Options` takes unchanged."""
+    context = click.get_current_context()
+    if not words:
+        raise click.UsageError(f"a script is missing; for example: {context.command_path} train.py", context)
     if quiet and verbose:
-        raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
+        raise click.UsageError("--quiet and --verbose exclude each other", context)
     return Options(
-        target,
+        Target(words[0], words[1:], is_module),
         threads=None if threads is None else whole_number(threads, "--threads"),
         timeout=seconds(timeout),
         step_timeout=None if step_timeout == "auto" else seconds(step_timeout, "--step-timeout"),
@@ -200,7 +208,7 @@ def options_of(
         blocks=() if blocks is None else tuple(map(str.strip, blocks.split(","))),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         machines=machines,
-        **words,
+        **others,
     )
 
 
@@ -222,6 +230,7 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     if before >= len(words) or (words[before].startswith("-") and words[before] != STANDARD_INPUT):
         return words  # no script, or an unknown option: click reports it
     target, rest = words[before], words[before + 1 :]
+    # Short options and --help after the script are always its own.
     may_follow = {name: value for name, value in options.items() if name.startswith("--") and name != "--help"}
     ours: list[str] = []
     taken = 0  # of the words after the script, those that are options and their values
@@ -235,7 +244,7 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
                 f"to give {target} all that follows it, write: {target} -- {ours[0]} ..."
             )
     elif words[:before] in ([], ["-m"]) and _leading(rest, may_follow):
-        source = script.read(Target(target, is_module=before > 0))
+        source = script.read(Target(target, is_module=before > 0))  # parsed, not run
         taken = _leading(rest, {name: value for name, value in may_follow.items() if not source.takes(name)})
         ours, rest = rest[:taken], rest[taken:]
     if taken > len(ours):

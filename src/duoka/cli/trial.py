@@ -10,8 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import click
+
 from duoka import engines
-from duoka.cli.script_command import PATH, Groups, option
+from duoka.cli.script_command import PATH, option
 from duoka.errors import AskedError, OptionError
 from duoka.hardware.allocation import allocate
 from duoka.hardware.locks import HeldLocks
@@ -23,16 +25,15 @@ from duoka.system import disk, environment
 from duoka.system.messages import say
 
 
-def shown_options(verbose: str, quiet: str) -> Groups:
-    """Return the group of options about the output. verbose, quiet: help texts of these two."""
-    options = (
+def shown_options(verbose: str, quiet: str) -> tuple[click.Option, ...]:
+    """Return the options about the output. verbose, quiet: help texts of these two."""
+    return (
         option("--json as_json", text="As data."),
         option("-v --verbose", text=verbose),
         option("-q --quiet", text=quiet),
         option("--log-dir", "DIR", "Keep what the script printed in each run here. [default: not kept]", kind=PATH),
         option("--report", "FILE.html", "Also write the result as a page with charts.", kind=PATH),
     )
-    return (("What is shown", options),)
 
 
 def decide_and_take(
@@ -51,7 +52,9 @@ def decide_and_take(
         parse(opts.devices),
         f"duoka {command} {opts.target.name}",
         lambda seen: choose(lambda devices: decide(replace(opts, devices=devices), seen, threads)),
-        lambda plans: [device for plan in plans for device in plan.devices],
+        lambda plans: [
+            device for plan in plans for device in plan.devices
+        ],  # all at once: no trial waits for its own
         0.0,
         say,
     )

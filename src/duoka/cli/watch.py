@@ -51,7 +51,7 @@ def _watch(pid: int | None, as_json: bool, once: bool) -> int:
     if not runs:
         click.echo(showing.as_line({"event": "nothing"}) if as_json else NOTHING)
         return 0
-    with suppress(KeyboardInterrupt, BrokenPipeError):
+    with suppress(KeyboardInterrupt, BrokenPipeError):  # `duoka watch --json | head`
         if as_json:
             for states, ended in looks:
                 for data in (*map(showing.as_data, states), *map(showing.end_as_data, ended)):
@@ -77,6 +77,7 @@ def _serve(pid: int | None) -> int:
         while runs:
             watched.look(runs[0], _gpus(runs))
             time.sleep(STEP)
+            # The kernel may have given the pid to another run.
             runs = [record for record in _runs(runs[0].pid) if record.begun == runs[0].begun]
         watched.end(followed.read())
         click.echo("the run has ended; the page stays until Ctrl-C")
@@ -113,7 +114,7 @@ def _looks(pid: int | None, once: bool) -> Iterator[Look]:
                 watchers[run] = RunWatcher(record), FollowedRun(record)
             states[run] = watchers[run][0].look(record, gpus)
         ended = []
-        for run in before.keys() - states.keys():
+        for run in before.keys() - states.keys():  # its file is gone, and still readable by who has opened it
             followed = watchers.pop(run)[1]
             ended.append(replace(before[run], record=followed.read()))
             followed.close()
@@ -148,7 +149,7 @@ def _draw(looks: Iterator[Look]) -> None:
 
     with signals_that_end(), ExitStack() as ending:
         live = Live(auto_refresh=False, transient=False)
-        ending.callback(live.stop)
+        ending.callback(live.stop)  # before it starts, as in `duoka gpus --watch`
         live.start()
         for states, ended in looks:
             for state in ended:
