@@ -148,3 +148,54 @@ def test_what_reading_does_to_the_world_is_each_rank_s_own(flow: Flow) -> None:
         print(len(os.listdir("cache")), random.Random(3).random())
         """
     as_python(flow, source)
+
+
+def test_workers_read_a_dataset_that_holds_batches(flow: Flow) -> None:
+    """As features of a frozen model, from which another one learns."""
+    source = """
+        import torch
+        from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+        class Pairs(Dataset):
+            def __init__(self, of):
+                self.of = of
+
+            def __len__(self):
+                return len(self.of)
+
+            def __getitem__(self, index):
+                return self.of[index], self.of[index - 1].mean(), self.of.sum()
+
+        features = next(iter(DataLoader(torch.arange(44.0).view(11, 4) % 7, 11))) * 2
+        for dataset in (TensorDataset(features, torch.arange(11)), Pairs(features), Pairs(features[:, 1:])):
+            for loader in (
+                DataLoader(dataset, 4, num_workers=1),
+                DataLoader(dataset, 4, num_workers=2, persistent_workers=True, collate_fn=lambda some: some[0]),
+            ):
+                for _ in range(2):
+                    for batch in loader:
+                        print([part.tolist() for part in batch])
+                    features += 1
+        """
+    as_python(flow, source)
+
+
+def test_a_process_that_the_script_forks_takes_part_in_no_collective(flow: Flow) -> None:
+    source = """
+        import multiprocessing, sys, torch
+        from torch.utils.data import DataLoader
+
+        def work(x):
+            sys.stderr = open("error.txt", "w")
+            print(x.sum())
+
+        for x in DataLoader(torch.arange(8.0), 4):
+            process = multiprocessing.get_context("fork").Process(target=work, args=(x,))
+            process.start()
+            process.join()
+            print(process.exitcode, x.sum().item(), x.max().item())
+        print(open("error.txt").read().splitlines()[-1])
+        """
+    *lines, error = said(flow, source)[0].splitlines()
+    assert lines == ["1 6.0 3.0", "1 22.0 7.0"]
+    assert "a process that the script has started computes with a batch" in error

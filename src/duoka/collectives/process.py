@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class ProcessCollectives(Collectives):
         self._line: Callable[[], str] = user_line
         self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
         self._threads = _Threads()
+        self._process = os.getpid()
         self._ends = StreamEnds(slot)
         slot.begin_collective(0, "start")  # gloo waits for all ranks
         self._group("cpu")
@@ -160,8 +162,17 @@ class ProcessCollectives(Collectives):
         self._slot.show_rows(rows, seconds)
 
     def _begin(self, what: str) -> bytes:
-        """Record the collective that begins, and return its name, which is the same on all ranks."""
+        """Record the collective that begins, and return its name, which is the same on all ranks.
+
+        Raises:
+            Refused: the script has forked this process, which would take part in this rank's place.
+        """
         line = self._line()
+        if os.getpid() != self._process:
+            raise Refused(
+                f"{line}: a process that the script has started computes with a batch, of which each rank holds its "
+                "rows only; give it a plain tensor, such as torch.tensor(x.tolist())"
+            )
         text = shown = f"{what}{self._threads.where()} at {line}"
         if self._raised is not None:  # the type of the error may differ between ranks
             error, where = self._raised

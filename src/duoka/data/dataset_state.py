@@ -22,6 +22,7 @@ from torch import Generator, Tensor
 
 from duoka.private.torch import version_of
 from duoka.system.user_code import is_users
+from duoka.view.tensor.batch import BatchTensor
 
 _DEPTH = 6  # levels of nesting that are searched
 _LONG = 1000  # entries of a list or dict that are compared one by one
@@ -65,6 +66,23 @@ class DatasetState:
                     yield name, held
                 else:
                     yield from self._state_in(f"{name}.{part}" if name != "dataset" else part, held, depth - 1)
+
+
+def batches_held(*holders: Any) -> list[BatchTensor]:
+    """Return the batches that objects hold (a dataset, a `collate_fn`), searched as `DatasetState` does."""
+    batches: list[BatchTensor] = []
+    seen: dict[int, Any] = {}
+    held = [(holder, _DEPTH) for holder in holders]
+    while held and len(seen) < _MOST:
+        value, depth = held.pop(0)
+        if id(value) in seen or not depth or isinstance(value, (*_CONSTANTS, np.ndarray, ModuleType)):
+            continue
+        seen[id(value)] = value  # keeps it alive, so that no id is reused
+        if isinstance(value, BatchTensor):
+            batches.append(value)
+        elif not isinstance(value, Tensor):
+            held += [(part, depth - 1) for _, part in _held(value)]
+    return batches
 
 
 def state_of(value: Any) -> Any:

@@ -37,6 +37,7 @@ INTERCEPTIONS = (
     autograd.install_hooks_after_accumulation,
     constructors.install,  # tensors made of batches
     transforms.install,  # torch.compile, vmap, cond, torch.func: view/dispatch
+    loaders.install_workers,  # processes that read a dataset
     loaders.install,  # DataLoader iterators: data/splitting.py
     optimizers.install,  # their parameters are kept in step: strategies
     modules.replace_data_parallel,  # nn.DataParallel calls its module

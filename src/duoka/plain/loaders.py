@@ -10,12 +10,40 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
+from duoka.data.dataset_state import batches_held
 from duoka.data.splitting import Reader, SplitIterator, can_split
 from duoka.plain.entropy import draw_alike
 from duoka.plain.session import Session
 from duoka.private.torch import GET_ITERATOR
+from duoka.view.whole import gather_sharing
+
+
+def install_workers(session: Session) -> None:
+    """Give loader workers whole tensors in place of the batches that a dataset holds: they cannot gather these."""
+
+    @session.patches.around(*GET_ITERATOR)
+    def get_iterator(original: Callable[..., Any], self: DataLoader[Any]) -> Any:
+        held = batches_held(self.dataset, self.collate_fn, self.worker_init_fn) if self.num_workers else []
+        held = [batch for batch in held if not batch._spec.view.of_parameters]
+        if not held:
+            return original(self)
+        alone = copy.copy(self)
+        alone.worker_init_fn = partial(
+            _begin_alone, list(zip(held, gather_sharing(held), strict=True)), self.worker_init_fn
+        )
+        return original(alone)
+
+
+def _begin_alone(copies: list[tuple[Tensor, Tensor]], init: Callable[[int], None] | None, worker: int) -> None:
+    """Begin a loader worker: put copies in place of batches, and call the script's own `worker_init_fn`."""
+    for batch, full in copies:
+        torch.utils.swap_tensors(batch, full.view_as(full))  # a tensor that nothing else refers to
+    if init is not None:
+        init(worker)
 
 
 def install(session: Session) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from duoka.collectives.base import Collectives
 from duoka.errors import OptionError
-from duoka.plain import autograd, constructors, modules, optimizers, transforms
+from duoka.plain import autograd, constructors, loaders, modules, optimizers, transforms
 from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
@@ -26,6 +26,7 @@ INTERCEPTIONS = (  # as in a plain script
     transforms.install_scripting,
     transforms.install,
     optimizers.install,
+    loaders.install_workers,
 )
 
 
