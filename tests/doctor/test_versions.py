@@ -42,6 +42,6 @@ def test_gloo_and_nccl_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_gpus_that_torch_cannot_use() -> None:
-    machine = Inventory((CARD,), 8, "", {"driver": "24.1"}, "Ascend")
+    machine = Inventory((CARD,), 8, "", {"driver": "24.1"}, "Ascend", lacking="the package torch_npu is missing")
     driver, found = check_vendor(machine)
     assert (driver.what, found.level, found.what) == ("driver 24.1", "fault", "the package torch_npu is missing")

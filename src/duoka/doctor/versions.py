@@ -60,8 +60,8 @@ def check_vendor(machine: Inventory) -> Iterator[Finding]:
 
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
     yield ok("driver", versions or f"of {machine.vendor}")
-    if (why := machine.vendor_module.lacking()) or not torch.accelerator.is_available():
-        what = why or f"torch sees none of {len(machine.gpus)} {machine.vendor} GPUs"
+    if machine.lacking or not torch.accelerator.is_available():
+        what = machine.lacking or f"torch sees none of {len(machine.gpus)} {machine.vendor} GPUs"
         yield fault(machine.vendor, what, "nothing will run on them", "install torch as the vendor says")
     elif len(machine.gpus) > 1:
         yield ok("collectives", get_default_backend_for_device(machine.vendor_module.TYPE))

@@ -52,19 +52,23 @@ def allocate(
         DevicesBusy: others use the devices, and the time to wait is over.
         DeviceError: GPUs are to be picked but locks cannot be used; or raised by `decide`.
     """
-    queue_number: int | None = None  # in the queue
+    queue_number: int | None = None
 
     def look() -> Allocation[T]:
         nonlocal queue_number
-        seen = inventory.read(request.type)
+        seen = inventory.read(request.type)  # outside the mutex: a slow driver blocks no other process
         with Locks() as locks:
             known = with_holders(seen, locks, queue_number)
             try:
                 decided = decide(known)
                 names = [*dict.fromkeys(device.uuid for device in devices(decided) if device.uuid)]
-                if wait > 0:
-                    _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], request)
+                # Without --wait a GPU named by number is used although others use it; a queued process waits for it.
+                chosen = [gpu for gpu in units(known.gpus) if gpu.uuid in names and wait > 0]
+                whys = {gpu.number: why_unavailable(gpu, request) for gpu in chosen}
+                if users := "; ".join(f"GPU {number}: {why}" for number, why in whys.items() if why):
+                    raise DevicesBusy(f"--devices {request}: {users}", users)
             except DevicesBusy:
+                # Before the mutex is released, so that nobody who comes later takes what is waited for.
                 if wait > 0 and queue_number is None and not locks.problem:
                     queue_number, ticket = locks.join(str(request), seen.visible, command)
                     waiting.enter_context(ticket)
@@ -85,7 +89,7 @@ def allocate(
 
 def read_with_holders(kind: str = "auto") -> Inventory:
     """Read the inventory, and set the holders of GPUs. kind: as for `inventory.read`."""
-    seen = inventory.read(kind)  # outside the lock: a slow driver blocks no other process
+    seen = inventory.read(kind)  # outside the mutex, as in `allocate`
     with Locks() as locks:
         return with_holders(seen, locks)
 
@@ -96,25 +100,21 @@ def with_holders(seen: Inventory, locks: Locks, queue_number: int | None = None)
     def held(gpu: Gpu) -> Gpu:
         return replace(gpu, holder=locks.holder(gpu.uuid), parts=tuple(map(held, gpu.parts)))
 
-    known = replace(seen, gpus=tuple(map(held, seen.gpus)))
-    for waiting in locks.queue():
-        if queue_number is None or waiting.number < queue_number:
-            known = _reserve_for(waiting, known)
-    return known
-
-
-def _reserve_for(waiting: QueueEntry, known: Inventory) -> Inventory:
-    """Reserve the GPUs that a queued process would get: as many of the free ones as it requests."""
-    names = {gpu.uuid for gpu in _would_get(waiting, known)}
-
     def kept(gpu: Gpu) -> Gpu:
         awaited = waiting.holder if gpu.uuid in names else gpu.awaited
         return replace(gpu, awaited=awaited, parts=tuple(map(kept, gpu.parts)))
 
-    return replace(known, gpus=tuple(map(kept, known.gpus)))
+    known = replace(seen, gpus=tuple(map(held, seen.gpus)))
+    # In order: what is reserved for the first in the queue is not free for the second.
+    for waiting in locks.queue():
+        if queue_number is None or waiting.number < queue_number:
+            names = {gpu.uuid for gpu in _would_get(waiting, known)}
+            known = replace(known, gpus=tuple(map(kept, known.gpus)))
+    return known
 
 
 def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
+    """Return the GPUs that a queued process would get: as many of the free ones as it requests."""
     try:
         request, known = parse(waiting.request), replace(known, visible=waiting.visible)
         if not request.pick:
@@ -128,13 +128,6 @@ def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
     if request.count is None or len(able) < request.count:  # it cannot succeed
         return []
     return by_preference(gpu for gpu in able if not why_unavailable(gpu, request))[: request.count]
-
-
-def _check_free(gpus: Sequence[Gpu], request: Request) -> None:
-    """Raise DevicesBusy if one is in use: a queued process waits also for GPUs that it named."""
-    users = "; ".join(f"GPU {gpu.number}: {why}" for gpu in gpus if (why := why_unavailable(gpu, request)))
-    if users:
-        raise DevicesBusy(f"--devices {request}: {users}", users)
 
 
 def until_free(

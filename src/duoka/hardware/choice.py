@@ -5,7 +5,7 @@ Pure functions of an inventory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from duoka.errors import DeviceError, DevicesBusy
@@ -13,6 +13,7 @@ from duoka.hardware import machine
 from duoka.hardware.gpu import Device, Gpu
 from duoka.hardware.inventory import Inventory, units
 from duoka.hardware.spec import ONE_PART, Request
+from duoka.system.messages import listed
 
 IDLE_MEMORY = 1 << 30  # bytes that a driver and a desktop use on an idle GPU
 IDLE_SHARE = 0.02  # or this fraction, if that is more: a driver uses more on a larger GPU
@@ -70,7 +71,7 @@ def _cpus(count: int | None) -> tuple[Device, ...]:
 
 def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) -> tuple[list[Gpu], tuple[str, ...]]:
     """Return the requested GPUs among the allowed ones, and notes on why they were picked."""
-    if not allowed:
+    if not allowed:  # hidden by the variable, or there are none
         why = f"{_setting(inventory)} hides all GPUs" if inventory.gpus else inventory.no_gpus
         raise DeviceError(f"--devices {request}: {why}; use auto or cpu")
     if request.pick:
@@ -117,8 +118,8 @@ def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory
 
 def _allowed_text(allowed: tuple[Gpu, ...], inventory: Inventory) -> str:
     may = f"{_setting(inventory)} allows" if inventory.visible is not None else "this machine has"
-    numbers = _listed(gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.order))
-    return f"{may} {numbers} (numbers as in {inventory.vendor_module.TOOL})"
+    numbers = [gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.order)]
+    return f"{may} {listed('GPU', numbers)} (numbers as in {inventory.vendor_module.TOOL})"
 
 
 def allowed_gpus(inventory: Inventory) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
@@ -155,11 +156,6 @@ def _setting(inventory: Inventory) -> str:
     return f"{name}={inventory.visible}" if inventory.visible else f"{name}, set to nothing,"
 
 
-def _listed(numbers: Iterable[str]) -> str:
-    words = list(numbers)
-    return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"
-
-
 def memory_of_each(devices: Sequence[Device], seen: Inventory) -> int | None:
     """Return the bytes of the smallest device; None if that is not known.
 
@@ -188,16 +184,19 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     assert request.count is not None
     able = large_enough(request, gpus)
     if len(able) < request.count:
-        raise DeviceError(
-            f"--devices {request}: {_count(request.count, 'is', 'are')} asked for; {_able(request, gpus)}"
-        )
+        cards = [gpu for gpu in gpus if gpu.card is None]
+        there = f"{_count(len(cards), 'can', 'can')} be used here{f'; {ONE_PART}' * (len(cards) < len(gpus))}"
+        if request.memory:
+            there = f"they have {', '.join(f'GPU {gpu.number} {gpu.memory / (1 << 30):.1f} GiB' for gpu in gpus)}"
+        raise DeviceError(f"--devices {request}: {_count(request.count, 'is', 'are')} asked for; {there}")
     reasons = {gpu: why_unavailable(gpu, request) for gpu in able}
     picked = by_preference([gpu for gpu in able if not reasons[gpu]])[: request.count]
     others = "; ".join(f"GPU {gpu.number}: {reason}" for gpu, reason in reasons.items() if reason)
     if len(picked) < request.count:
         raise DevicesBusy(f"--devices {request}: {_count(len(picked), 'is', 'are')} available now; {others}", others)
     picked.sort(key=lambda gpu: gpu.order)
-    chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in picked)
+    busy = {gpu: "" if gpu.utilisation is None else f"{gpu.utilisation}% busy, " for gpu in picked}
+    chosen = ", ".join(f"GPU {gpu.number} ({busy[gpu]}{gpu.free_memory / (1 << 30):.1f} GiB free)" for gpu in picked)
     return picked, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
 
 
@@ -234,35 +233,14 @@ def user_of(gpu: Gpu) -> str:
 
     In a container the driver may not report processes; then memory and utilisation decide.
     """
-    if computing := list(_computing(gpu)):
-        return ", ".join(computing)
+    computing = [process for process in gpu.processes or () if process.kind == "compute"]
+    if computing:
+        return ", ".join(f"{user.user} pid {user.pid} {user.command[:60]}".strip() for user in computing)
     if gpu.used is not None and gpu.used > max(IDLE_MEMORY, IDLE_SHARE * gpu.memory):
         return f"{gpu.used / (1 << 30):.1f} GiB are in use by processes that cannot be seen from here"
     if gpu.utilisation is not None and gpu.utilisation > IDLE_UTILISATION:
         return f"{gpu.utilisation}% busy by processes that cannot be seen from here"
     return ""
-
-
-def _computing(gpu: Gpu) -> Iterator[str]:
-    for process in gpu.processes or ():
-        if process.kind == "compute":
-            who = f"{process.user} " if process.user else ""
-            command = f" {process.command[:60]}" if process.command else ""
-            yield f"{who}pid {process.pid}{command}"
-
-
-def _state(gpu: Gpu) -> str:
-    busy = "" if gpu.utilisation is None else f"{gpu.utilisation}% busy, "
-    return f"{busy}{gpu.free_memory / (1 << 30):.1f} GiB free"
-
-
-def _able(request: Request, gpus: Sequence[Gpu]) -> str:
-    if not request.memory:
-        cards = [gpu for gpu in gpus if gpu.card is None]
-        parts = f"; {ONE_PART}" if len(cards) < len(gpus) else ""
-        return f"{_count(len(cards), 'can', 'can')} be used here{parts}"
-    sizes = ", ".join(f"GPU {gpu.number} {gpu.memory / (1 << 30):.1f} GiB" for gpu in gpus)
-    return f"they have {sizes}"
 
 
 def _count(count: int, singular: str, plural: str) -> str:

@@ -23,7 +23,7 @@ class Inventory:
     gpus: accelerators of one vendor, in the order of their numbers. cores: available to this process. no_gpus: reason
     why there are none. versions: of the driver and of what it runs, by their names. vendor: its name in `VENDORS`.
     visible: the variable that hides some of them from this process, as it is set; None if it is not. others: of other
-    vendors, which are shown and not chosen. why_others: why not.
+    vendors, which are shown and not chosen. why_others: why not. lacking: why torch cannot use `gpus`, if so.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -34,6 +34,7 @@ class Inventory:
     visible: str | None = None
     others: tuple[Gpu, ...] = ()
     why_others: str = ""
+    lacking: str = ""
 
     @property
     def vendor_module(self) -> Vendor:
@@ -64,10 +65,9 @@ def read(kind: str = "auto") -> Inventory:
         asked = {name: vendor for name, vendor in asked.items() if kind == vendor.TYPE}
     reports = {name: vendor.ask() for name, vendor in asked.items()}
     there = [name for name, report in reports.items() if report.gpus]
-    lacking = {name: why for name in there if (why := asked[name].lacking())}
-    chosen = next((name for name in there if name not in lacking), next(iter(reports)))
+    chosen = next((name for name in there if not reports[name].lacking), next(iter(reports)))
     report, others = reports[chosen], [name for name in there if name != chosen]
-    left_out = [f"{len(reports[name].gpus)} {name} GPUs ({lacking.get(name) or 'not chosen'})" for name in others]
+    left_out = [f"{len(reports[name].gpus)} {name} GPUs ({reports[name].lacking or 'not chosen'})" for name in others]
     why_others = f"there are also {', '.join(left_out)}" if left_out else ""
     whys = [report.why_none for report in reports.values()]
     return Inventory(
@@ -79,4 +79,5 @@ def read(kind: str = "auto") -> Inventory:
         environment.first_set(asked[chosen].VISIBLE),
         tuple(gpu for name in others for gpu in reports[name].gpus),
         why_others,
+        report.lacking,
     )

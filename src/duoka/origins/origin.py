@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import tempfile
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
+from torch import distributed
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import engines
@@ -113,11 +112,6 @@ class Origin(ABC):
     world_size: int
     local_rank: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            hint = f"{self.world_size} processes were started"
-            raise OptionError("the rank", self.rank, f"from 0 to {self.world_size - 1}", hint)
-
     @property
     def device(self) -> str | None:
         """The device assigned to this process, as torch names it; None: the process chooses."""
@@ -141,18 +135,6 @@ class Origin(ABC):
 class Grouped(Origin):
     """One rank of torch's default group, initialized by Ray Train or by the script; duoka shares its store."""
 
-    @classmethod
-    def detect(cls) -> Grouped | None:
-        """Return the rank in the default group; None without one."""
-        torch: Any = sys.modules["torch"]
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            return None
-        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        task = engines.find()
-        if task is None or task.local_rank is None or (task.rank, task.count) != (rank, size):
-            return cls(rank, size, 0)
-        return cls(rank, size, task.local_rank)
-
     def store(self, timeout: float) -> Store:
         return PrefixStore("duoka", store_of_default_group())
 
@@ -163,17 +145,12 @@ class Started(Origin):
 
     task: Task
 
-    @classmethod
-    def detect(cls) -> Started | None:
-        """Return the rank that an engine has set in the environment; None if there is none."""
-        task = engines.find()
-        return None if task is None else cls(task.rank, task.count, task.local_rank or 0, task)
-
     def store(self, timeout: float) -> Store:
         task = self.task
         if not task.host or not task.port:
             hint = f"{task.engine} does not set them; for example: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500"
             raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {task.count} ranks", hint)
+        # Where the engine has a store at that address (torchrun's agent), rank 0 must not open another.
         store = reach_tcp_store(task.rank, task.host, task.port, timeout, is_master=task.rank == 0 and not task.store)
         # A prefix for each attempt: the engine's own store keeps the addresses of dead ranks.
         return PrefixStore(f"duoka/attempt{task.attempt}", store)
@@ -231,7 +208,12 @@ def find_origin() -> Origin:
 
     Raises OptionError if environment variables contradict each other.
     """
-    return Grouped.detect() or Started.detect() or SingleProcess(0, 1, 0)
+    task = engines.find()
+    if distributed.is_initialized():
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        is_task = task is not None and task.local_rank is not None and (task.rank, task.count) == (rank, size)
+        return Grouped(rank, size, task.local_rank or 0 if task and is_task else 0)
+    return SingleProcess(0, 1, 0) if task is None else Started(task.rank, task.count, task.local_rank or 0, task)
 
 
 def reach_tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from duoka.errors import RanksApart
 from duoka.supervision.rings import OUTPUT_SIZE, RemoteSamples, ScriptOutput, samples_size
+from duoka.system.messages import listed
 
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
@@ -415,9 +416,7 @@ class StatusSlot:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """Return `rank 1`, `ranks 0 and 2`, `ranks 0, 1 and 3`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    return listed("rank", ranks)
 
 
 def _size(count: int, others: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -134,6 +134,13 @@ def printable(text: object, longest: int = LONGEST) -> str:
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in shown
     )
+
+
+def listed(noun: str, items: Sequence[object]) -> str:
+    """Return `rank 1`, `ranks 0 and 2`, `ranks 0, 1 and 3`."""
+    if len(items) == 1:
+        return f"{noun} {items[0]}"
+    return f"{noun}s {', '.join(map(str, items[:-1]))} and {items[-1]}"
 
 
 def duration(seconds: float) -> str:

@@ -57,7 +57,7 @@ def test_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose(parse("auto"), seen)
     assert choice.notes == ("there are also 1 AMD GPUs (torch here is not built for ROCm)",)
     assert [device.type for device in choice.devices] == ["cpu"]
-    monkeypatch.setattr(amd, "lacking", str)
+    monkeypatch.setattr(amd, "torch_is_built_for", lambda word: word == "hip")
     (device,) = choose(parse("auto"), inventory.read()).devices
     assert (device.type, device.index, device.uuid) == ("cuda", 0, gpu.uuid)
 

@@ -49,6 +49,7 @@ def test_npus_and_their_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ascend, "output", lambda *words: NUMBERS if "-m" in words else TABLE)
     answer = ascend.ask()
     assert (answer.why_none, answer.versions) == ("", {"driver": "24.1.rc2"})
+    assert answer.lacking == "the package torch_npu is missing"
     first, second, third = answer.gpus
     assert (first.index, first.uuid, first.name) == (0, "NPU-0000:C1:00.0", "Ascend 910B3")
     assert (first.memory, first.used, first.utilisation) == (65536 << 20, 3391 << 20, 7)

@@ -57,7 +57,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for vendor in VENDORS.values():
         monkeypatch.setattr(vendor, "ask", Report)
     monkeypatch.setattr(VENDORS["Ascend"], "ask", lambda: Report(CARDS))
-    monkeypatch.setattr(VENDORS["Ascend"], "lacking", str)
 
 
 @pytest.mark.usefixtures("machine")
@@ -103,10 +102,8 @@ def test_gpus_of_two_vendors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the first vendor that torch can use are taken; the others are told."""
     for vendor in VENDORS.values():
         monkeypatch.setattr(vendor, "ask", Report)
-        monkeypatch.setattr(vendor, "lacking", lambda: "torch lacks it")
-    monkeypatch.setattr(VENDORS["NVIDIA"], "ask", lambda: Report(CARDS[:1]))
+    monkeypatch.setattr(VENDORS["NVIDIA"], "ask", lambda: Report(CARDS[:1], lacking="torch lacks it"))
     monkeypatch.setattr(VENDORS["Intel"], "ask", lambda: Report(CARDS[:2]))
-    monkeypatch.setattr(VENDORS["Intel"], "lacking", str)
     choice = choose(parse("auto"), inventory.read())
     assert [device.type for device in choice.devices] == ["xpu", "xpu"]
     assert choice.notes == ("there are also 1 NVIDIA GPUs (torch lacks it)",)

@@ -9,7 +9,6 @@ IS_SORTED  whether a process can see them in ascending order only
 FAULT      regular expression: an error after which a process cannot use the device
 ABSENT     regular expression: torch's error where a script asks for a device, and there is none
 ask()      the devices of this machine and their users. Imports no torch, and does not start the runtime.
-lacking()  why torch cannot use them as it is installed here; empty if it can
 
 `report.py` has what is common to them.
 """
@@ -41,9 +40,6 @@ class Vendor(Protocol):
 
     def ask(self) -> Report:
         """Query the devices."""
-
-    def lacking(self) -> str:
-        """Say what torch lacks."""
 
 
 VENDORS: dict[str, Vendor] = {"NVIDIA": nvidia, "AMD": amd, "Ascend": ascend, "Intel": intel, "Apple": apple}

@@ -26,11 +26,6 @@ def ask() -> Report:
     return asked("AMD", _answer) if DRIVER.exists() else Report()
 
 
-def lacking() -> str:
-    """Torch has a build for ROCm."""
-    return "" if torch_is_built_for("hip") else "torch here is not built for ROCm"
-
-
 def _answer() -> Report:
     try:
         import amdsmi  # type: ignore[import-not-found]  # it comes with ROCm, not from PyPI
@@ -42,7 +37,8 @@ def _answer() -> Report:
         return Report(why_none=f"the AMD driver does not answer ({error})")
     try:
         handles = amdsmi.amdsmi_get_processor_handles()
-        return Report(tuple(_gpu(amdsmi, handle, index) for index, handle in enumerate(handles)))
+        gpus = tuple(_gpu(amdsmi, handle, index) for index, handle in enumerate(handles))
+        return Report(gpus, lacking="" if torch_is_built_for("hip") else "torch here is not built for ROCm")
     except amdsmi.AmdSmiException as error:
         return Report(why_none=f"the AMD driver reports an error ({error})")
     finally:

@@ -20,8 +20,3 @@ def ask() -> Report:
     if (platform.system(), platform.machine()) != ("Darwin", "arm64"):
         return Report()
     return Report((Gpu(0, "", "Apple GPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),))
-
-
-def lacking() -> str:
-    """Every build of torch for these Macs can use it."""
-    return ""

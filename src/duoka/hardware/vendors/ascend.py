@@ -27,11 +27,6 @@ def ask() -> Report:
     return asked("Ascend", _answer) if DRIVER.exists() else Report()
 
 
-def lacking() -> str:
-    """Torch gets them by an extension."""
-    return "" if importlib.util.find_spec("torch_npu") else "the package torch_npu is missing"
-
-
 def _answer() -> Report:
     try:
         numbers, table = output(TOOL, "info", "-m"), output(TOOL, "info")
@@ -43,7 +38,9 @@ def _answer() -> Report:
     }
     version = re.search(r"Version:\s*(\S+)", table)
     gpus = sorted(_npus(table, chips), key=lambda gpu: gpu.index)
-    return Report(tuple(gpus), "" if gpus else "npu-smi lists no NPU", {"driver": version[1] if version else ""})
+    lacking = "" if importlib.util.find_spec("torch_npu") else "the package torch_npu is missing"
+    versions = {"driver": version[1] if version else ""}
+    return Report(tuple(gpus), "" if gpus else "npu-smi lists no NPU", versions, lacking)
 
 
 def _npus(table: str, chips: dict[tuple[str, str], int]) -> Iterator[Gpu]:

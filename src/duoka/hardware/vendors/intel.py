@@ -21,12 +21,8 @@ FAULT, ABSENT = "XPU error", "not compiled with XPU|No XPU devices"
 
 def ask() -> Report:
     """Query all GPUs and their users."""
+    # The GPU of a processor is not worth a word where torch cannot use it.
     return asked("Intel", _answer) if torch_is_built_for("xpu") else Report()
-
-
-def lacking() -> str:
-    """The GPU of a processor is not worth a word where torch cannot use it, so `ask` has looked already."""
-    return ""
 
 
 def _answer() -> Report:

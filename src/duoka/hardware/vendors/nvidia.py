@@ -76,11 +76,6 @@ def ask() -> Report:
     return asked("NVIDIA", lambda: _answer(pynvml))
 
 
-def lacking() -> str:
-    """A build of torch without CUDA fails by itself; `duoka doctor` says why."""
-    return ""
-
-
 def _answer(pynvml: Any) -> Report:
     try:
         with _driver(pynvml):

@@ -20,11 +20,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The devices of a vendor here. why_none: why there are none; empty if there are some, or no driver is here."""
+    """The devices of a vendor here.
+
+    why_none: why there are none; empty if there are some, or no driver is here. lacking: why torch cannot use them as
+    it is installed here; empty if it can, or fails by itself.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     why_none: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    lacking: str = ""
 
 
 def asked(vendor: str, ask: Callable[[], Report]) -> Report:
