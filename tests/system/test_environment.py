@@ -106,9 +106,9 @@ def test_whether_each_process_hashes_texts_differently(seed: str | None, differ:
     os.environ.pop("PYTHONHASHSEED", None)
     if seed is not None:
         os.environ["PYTHONHASHSEED"] = seed
-    assert environment.hash_seed_is_random() == differ
-    environment.fix_hash_seed()
-    assert not environment.hash_seed_is_random()
+    assert environment.fix_hash_seed() == differ
+    assert not environment.fix_hash_seed()
+    assert os.environ["PYTHONHASHSEED"] == (seed if seed and seed.isdecimal() else "0")
 
 
 def test_the_address_of_the_rendezvous() -> None:

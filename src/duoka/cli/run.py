@@ -134,8 +134,7 @@ def _run(opts: Options, limit: float, memory: int | None) -> int:
     if torchrun() is not None or starter is not None:  # both leave their processes running if they are killed
         libc.die_with(starter or os.getppid())
     # Workers forked from one process have one order of sets of strings; those of several machines would not.
-    if opts.machines.count > 1 and environment.hash_seed_is_random():
-        environment.fix_hash_seed()
+    if opts.machines.count > 1 and environment.fix_hash_seed():
         if opts.target.name == STANDARD_INPUT:  # which was read for the kind of the script
             os.lseek(0, 0, os.SEEK_SET)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # Python reads the variable at its start

@@ -42,12 +42,13 @@ def divergence(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> 
     if not common:
         return []
     differing = [_differing({rank: frames[rank] for rank in known}, depth) for depth in range(len(common))]
-    everything = {name: text for values in differing for name, text in values.items()}
+    everything = {name: text for values in differing for name, text in values.items()}  # inner frames' names win
     branches = _branches(common, frames[first], frames[other])
     for source, branch in branches:
         traced = _traced(source, branch.lineno, _names(_condition(branch)), everything)
         if traced:
             return [f"  they went apart at {source.shown(branch)}", *traced[:MOST], _ADVICE]
+    # No condition reads a variable that still differs: show the branches, and whatever differs, from the inside out.
     lines: list[str] = []
     if branches:
         shown = " or ".join(source.shown(branch) for source, branch in branches[:MOST_BRANCHES])
@@ -77,7 +78,7 @@ def _differing(frames: Mapping[int, Frames], depth: int) -> dict[str, str]:
         ranks: dict[str, list[int]] = {}
         for rank in sorted(variables):
             ranks.setdefault(variables[rank].get(name, ""), []).append(rank)
-        if len(ranks) > 1 and "" not in ranks:
+        if len(ranks) > 1 and "" not in ranks:  # a rank without the variable is at another line, not of another value
             differing[name] = ", ".join(f"{text} on {name_ranks(group)}" for text, group in ranks.items())
     return differing
 
@@ -147,7 +148,6 @@ def _block_with(node: ast.stmt, line: int) -> str | None:
 
 
 def _blocks(node: ast.stmt) -> Iterator[tuple[str, Sequence[ast.stmt]]]:
-    """Yield the blocks of a statement by name."""
     for name in ("body", "orelse", "finalbody"):
         if block := getattr(node, name, None):
             yield name, block

@@ -119,6 +119,8 @@ def find_stuck(
     remote: progress of the ranks of other machines. They may wait or be waited for, but only their own machine, which
     sees whether they work, reports them as missing.
     """
+    # Other machines send names, not digests. Those of a script's own collectives hold its lines, and shapes that may
+    # differ between ranks.
     if mismatch := board.first_mismatch() or (None if limits.wait_while_busy else _remote_mismatch(board, remote)):
         waiting = tuple(rank for ranks, _ in mismatch.sides for rank in ranks)
         return Stuck(mismatch.number, 0.0, waiting, (), mismatch)
@@ -131,10 +133,10 @@ def find_stuck(
         return None
     seconds = max(waits.values())
     stopped = [worker for worker in present if process_state(worker.pid) == "T"]
-    missing = [worker for worker in missing if worker in stopped] or missing
+    missing = [worker for worker in missing if worker in stopped] or missing  # a stopped rank is the cause, if any
     ranks = progress.values()
     limit = limits.after(min(rank.steps for rank in ranks), max(rank.slowest for rank in ranks))
-    if not (missing or stopped):
+    if not (missing or stopped):  # all have joined it here, and the network or another machine holds it up
         limit = limits.start
         if limits.wait_while_busy or seconds <= limit + (TO_TELL if remote else 0.0):
             return None
@@ -166,7 +168,7 @@ def _waiting(
     asleep = {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
     awake_missing = [worker for worker in missing if worker.rank not in asleep]
     missing = awake_missing if remote else awake_missing or missing
-    if not waits and asleep:
+    if not waits and asleep:  # nobody shows a wait: take those for waiting that could not, in their next collective
         waits = asleep
         number = max(progress[rank].begun + 1 for rank in asleep)
         missing = [worker for worker in present if worker.rank not in asleep]
@@ -186,9 +188,9 @@ def find_not_exiting(workers: Sequence[Worker], limits: Limits, idle_clock: Idle
     """Return the workers whose scripts have ended and which have been idle for the longest limit; None if none."""
     staying = [worker for worker in workers if worker.alive and worker.ending is not None]
     seconds = min((time.monotonic() - worker.ending.time for worker in staying if worker.ending), default=0.0)
-    if seconds <= limits.start / 2:
+    if seconds <= limits.start / 2:  # too early to look at /proc, which costs more than the board
         return None
-    idle = min([idle_clock.seconds(worker) for worker in staying])
+    idle = min(idle_clock.seconds(worker) for worker in staying)
     if seconds <= limits.start or idle <= limits.start / 2 - 1:
         return None
     ranks = tuple(worker.rank for worker in staying)
@@ -216,10 +218,10 @@ def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Wor
     """Return whether a limit is exceeded. Unless the user chose the limit, a missing rank must be idle, too."""
     if limits.step is not None or (seconds > limits.start and not limits.wait_while_busy):
         return seconds > limit
-    if seconds <= limit / 2:
+    if seconds <= limit / 2:  # too early to look at /proc
         return False
-    idle = max([idle_clock.seconds(worker) for worker in for_whom])
-    return seconds > limit and idle > limit / 2 - 1
+    idle = max(idle_clock.seconds(worker) for worker in for_whom)
+    return seconds > limit and idle > limit / 2 - 1  # the clock started at the first call after half of the limit
 
 
 def waiting_for_ended(board: StatusBoard, workers: Sequence[Worker]) -> list[Worker]:
@@ -244,7 +246,7 @@ def collect_stacks(stuck: Stuck, group: WorkerGroup) -> Stuck:
         os.lseek(worker.stacks, 0, os.SEEK_SET)  # the worker shares the file's position
         os.kill(worker.pid, STACKS_SIGNAL)
 
-    def has_answered(worker: Worker) -> bool:
+    def has_answered(worker: Worker) -> bool:  # a main thread's stack, the last that is dumped, ends at its module
         return not worker.alive or process_state(worker.pid) == "T" or "<module>" in read_stacks(worker)
 
     group.wait(lambda: all(map(has_answered, asked)), TO_ANSWER)

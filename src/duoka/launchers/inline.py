@@ -30,10 +30,11 @@ def run_inline(plan: Plan) -> int:
 
     Raises ScriptError if the script does not exist or cannot be read.
     """
+    # Before torch is imported, which reads them then; mostly the script does.
     environment.set_variables(variables_for(plan.devices))
     environment.set_pool_sizes(plan.threads)
     environment.keep_freed_memory()
-    if "torch" in sys.modules:  # it has read the environment variables already
+    if "torch" in sys.modules:
         set_threads(plan.threads)
     record = PublishedRun(plan)
     board = record.begin(0, range(1))
@@ -58,14 +59,14 @@ def run_inline(plan: Plan) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
-    except ScriptError:
+    except ScriptError:  # no script has run: the command prints the message alone
         raise
     except DuokaError as error:  # raised by the script: print its traceback, as for a worker
         _show_as_python_would()
         sys.excepthook(type(error), error, error.__traceback__)
         code = 2 if isinstance(error, AskedError) else 1
         return code
-    except BaseException as error:
+    except BaseException as error:  # the interpreter prints it, and ends with the code or signal that it stands for
         headline = tracebacks.headline(error).splitlines()[-1]
         record.failed(f"the script raised {headline}")
         _show_as_python_would(memory_hints(headline, plan, held_when_short(headline)))

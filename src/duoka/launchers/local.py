@@ -107,7 +107,7 @@ def run_local(plan: Plan) -> int:
 
                 def next_attempt(number: int) -> Verdict:
                     nonlocal run, last
-                    if last is not None:
+                    if last is not None:  # without a lost device, or with fewer rows where memory ran out
                         run = replace(run, plan=next_plan(run.plan, last, inventory.read, say))
                     outputs.begin(number)
                     last = attempt(run, number)
@@ -148,7 +148,7 @@ def import_once(plan: Plan) -> None:
     The imported objects exist as long as the run. So the garbage collector is disabled meanwhile, to save time, and
     the objects are frozen: collecting in the workers would write to, and so copy, the memory that they share.
     """
-    environment.set_pool_sizes(plan.threads)
+    environment.set_pool_sizes(plan.threads)  # before torch, which reads them when it is imported
     gc.disable()
     import torch.distributed  # noqa: F401  # also for scripts that only use torch
 
@@ -178,7 +178,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
         shared_memory, store = _shared_files(plan)
         temporary = None
         with suppress(FileNotFoundError):  # no directory is writable
-            # No longer than Python's own: the path of a socket has at most 107 bytes.
+            # No longer than Python's own name: the path of a socket has at most 107 bytes.
             temporary = os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(5)}")
         # 64 bits, equal on all machines, which know the run by one name, and different in each attempt.
         entropy = random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
@@ -201,8 +201,10 @@ def attempt(run: RunContext, number: int) -> Verdict:
         )
         run.record.started(group.pids)
         with (
+            # After the workers, which must not inherit its pipe; before the store, whose server is a thread: after it
+            # this process must not fork any more.
             orphan_reaper(group.pids, temporary, others.channel.close_files),
-            _store(plan.machines, store) as port,  # a thread: after the forks
+            _store(plan.machines, store) as port,
         ):
             others.start(group, port)
             stuck, asked = _watch(run, group, board)
@@ -210,6 +212,8 @@ def attempt(run: RunContext, number: int) -> Verdict:
                 others.announce_end(asked)
                 _stop(group, asked, board)
             elif group.failed() or not group.gone():
+                # First the notice: within milliseconds the ranks of other machines lose the connection, and their
+                # commands must not take that for the cause.
                 others.announce_end()
                 group.end()
             rows = tuple(board.counters(rank).rows for rank in plan.ranks)
@@ -258,6 +262,8 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
             others.announce_end()
         if notice is not None or (group.failed() and not agreed(group.workers)):
             others.show(board, last=True)
+            # An error of the script itself ends all ranks in the same way, one after the other; and those that only
+            # lost the connection to a rank say so. Both need a moment, and the progress of other machines.
             grace = GRACE if notice is None else REMOTE_GRACE
             group.wait(lambda: group.done() and others.all_sent_last_progress(), grace)
             if notice is not None or not agreed(group.workers):
@@ -269,9 +275,9 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
             stuck = refine_with_stacks(collect_stacks(stuck, group), board)
             if not any(in_debugger(stuck.stacks.get(rank, "")) for rank in stuck.missing):
                 return stuck, None
-            debugged_until = time.monotonic() + TO_DEBUG
+            debugged_until = time.monotonic() + TO_DEBUG  # until then no stacks are collected again
         elif waiting_for_ended(board, group.workers):
-            return None, None
+            return None, None  # no limit: nobody can join it any more
         elif group.done() and (stuck := find_not_exiting(group.workers, limits, idle_clock)):
             return collect_stacks(stuck, group), None
     return None, None
@@ -283,6 +289,7 @@ def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: OtherMac
     if not failed or not all(is_consequence(worker) or is_abort(worker) for worker in failed):
         return None
     aborted = any(is_abort(worker) and board.read(worker.rank).waiting for worker in failed)
+    # A library's own limit has passed already; otherwise only different collectives count, for which no limit holds.
     limits = Limits(0.0 if aborted or any(map(was_too_late, failed)) else NEVER)
     stuck = find_stuck(board, group.workers, limits, IdleClock(), others.progress())
     if stuck is None or (aborted and not (stuck.missing or stuck.mismatch)):
@@ -307,7 +314,7 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
     for _ in range(TO_STOP[asked]):
         if group.wait(is_over, 1.0):
             break
-        group.wake()
+        group.wake()  # a main thread that sleeps, while the kernel has given the signal to another one
     if group.signals.interrupts > pressed:
         group.kill()
     else:
@@ -322,11 +329,10 @@ def _shared_files(plan: Plan) -> tuple[mmap.mmap | None, int | None]:
     """
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None, None
-    from duoka.collectives import shared_memory
+    from duoka.collectives.shared_memory import LARGE_SLOT, is_possible, memory_size
 
-    memory, size = None, shared_memory.memory_size(plan.workers, shared_memory.LARGE_SLOT)
-    if shared_memory.is_possible():
-        memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, memory_size(plan.workers, LARGE_SLOT)) if is_possible() else None
+    # torch's FileStore opens a path, which an unnamed file has below /proc only.
     return memory, os.memfd_create("duoka-store") if os.path.isdir("/proc/self/fd") else None
 
 
@@ -360,12 +366,12 @@ def _store(machines: Machines, unnamed: int | None) -> Iterator[int]:
         yield 0
         return
     host = environment.LOOPBACK if machines.count == 1 else machines.host
-    listener = listen_on(host, 0)
+    listener = listen_on(host, 0)  # torch's own would listen on all networks
     port, limit = listener.getsockname()[1], timedelta(seconds=60)
     file = listener.detach()
     store = tcp_store(host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=file)
     try:
-        with names_from_files():
+        with names_from_files():  # its thread looks up the name of each client
             yield port
     finally:
         del store

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from duoka.errors import OptionError
@@ -37,12 +36,15 @@ class Signals:
         self._wakeup_before = -1
 
     def __enter__(self) -> Signals:
+        # Python writes each signal's number there from its handler in C, so none is lost between two selects. In a
+        # full pipe there are numbers enough to wake this process.
         self._wakeup_before = signal.set_wakeup_fd(self._inlet, warn_on_full_buffer=False)
         # A process started with a signal ignored (nohup, a background job) goes on to ignore it.
         taken = {signal.SIGCHLD, *(each for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN)}
         # The default of those for scripts would end this process and its workers.
         taken |= {each for each in MEANT_FOR_SCRIPTS if signal.getsignal(each) is signal.SIG_DFL}
-        self._before = {each: signal.signal(each, _nothing) for each in taken}
+        # Their handlers do nothing; but without one Python writes no number.
+        self._before = {each: signal.signal(each, lambda number, frame: None) for each in taken}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,16 +74,12 @@ class Signals:
                 self.for_scripts += [each for each in taken if each in MEANT_FOR_SCRIPTS]
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Do nothing: Python has written the signal's byte to the wakeup descriptor already."""
-
-
 @contextmanager
-def blocked() -> Iterator[None]:
-    """Block all signals within: a worker must not handle one meant for its parent during the fork."""
+def blocked() -> Iterator[set[int]]:
+    """Block all signals within, as a child must not handle one meant for its parent; yield the mask until then."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        yield
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -105,31 +103,22 @@ def fork(life: Callable[[], int], signals: Signals) -> int:
             stream.flush()
     flush_c_streams()
     parent = os.getpid()
-
-    def begin() -> None:
-        die_with(parent)
-        os.setsid()
-        signals.restore()
-
-    with blocked():
+    with blocked() as before:
         pid = os.fork()
-        if pid == 0:
-            _exit_on_error(begin)
-    if pid == 0:
-        _exit_on_error(lambda: os._exit(life()))
-    return pid
-
-
-def _exit_on_error(step: Callable[[], None]) -> None:
-    """Call `step` in the child; an exception is printed and ends the child."""
-    try:
-        step()
-    except KeyboardInterrupt:
-        os._exit(130)
-    except BaseException as error:
-        with suppress(BaseException):
-            print(tracebacks.shown(error), end="", file=sys.stderr, flush=True)
-        os._exit(1)
+        if pid:
+            return pid
+        try:
+            die_with(parent)
+            os.setsid()  # by its session all that it starts is found; and Ctrl-C reaches the parent alone
+            signals.restore()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # its own handlers are in place
+            os._exit(life())
+        except KeyboardInterrupt:
+            os._exit(130)
+        except BaseException as error:
+            with suppress(BaseException):
+                print(tracebacks.shown(error), end="", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def redirect(output: IO[bytes] | None, stdin: bool) -> None:
@@ -254,8 +243,9 @@ def orphan_reaper(
             os.setsid()  # so that Ctrl-C does not reach it
             os.close(writing)
             close_files()
-            os.read(reading, 1)
-            kill_sessions(sessions)
+            os.read(reading, 1)  # returns at the end of file, when the last copy of `writing` is closed
+            while kill_sessions(sessions):  # processes may start others meanwhile
+                pass
             remove()
             os._exit(0)
     os.close(reading)
@@ -265,12 +255,13 @@ def orphan_reaper(
         remove()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(writing)
+        os.close(writing)  # last: for the reaper this is the end of this process
 
 
-def kill_sessions(sessions: Sequence[int]) -> None:
-    """Kill all processes of these sessions, and those that they start meanwhile."""
-    while members := session_members(sessions):
-        for pid in members:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+def kill_sessions(sessions: Sequence[int]) -> bool:
+    """Kill all processes of these sessions; return whether there were any."""
+    members = session_members(sessions)
+    for pid in members:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(members)

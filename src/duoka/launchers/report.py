@@ -104,7 +104,7 @@ def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
         if worker.afterwards:
             traces.setdefault(worker.afterwards, []).append(worker.rank)
     if any(0 in ranks and len(traces) == 1 for ranks in traces.values()) or not scene.outputs.files:
-        return []  # rank 0 has printed it
+        return []  # rank 0 has printed it, or each rank has
     return [
         line
         for trace, ranks in traces.items()
@@ -120,13 +120,14 @@ def _agreed(verdict: Verdict, scene: ReportContext) -> list[str]:
 def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
-    who = f"{scene.ranks_of_all([worker.rank for worker in verdict.culprits])} ({ending.host})"
+    who = f"{scene.ranks_of_all(verdict.ranks)} ({ending.host})"
     headline = _headline(f"raised on {who}{scene.progress(first.rank)}", verdict, scene)
     return [*_last_words(first, scene), headline, *_hints(verdict, scene)]
 
 
 def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
     plan, ending = scene.plan, verdict.culprits[0].ending
+    # The driver is asked only where a device may be the cause: it may take seconds to answer.
     may_be_lost = ending is None or ending.consequence or re.search(FAULTS, ending.error)
     lost = lost_devices(plan, verdict, read) if may_be_lost and plan.devices[0].type != "cpu" else {}
     if lost:
@@ -141,7 +142,7 @@ def _exited(verdict: Verdict, scene: ReportContext) -> list[str]:
         how = " without ending python, as by os._exit"
     elif first.ending.code == 0:
         how = " after its script had ended"
-    who = scene.ranks_of_all([worker.rank for worker in verdict.culprits])
+    who = scene.ranks_of_all(verdict.ranks)
     where = f"({socket.gethostname()}){scene.progress(first.rank)}"
     headline = _headline(f"{who} exited with code {verdict.code}{how} {where}", verdict, scene)
     return [*_last_words(first, scene), headline, *_log(first, scene)]
@@ -155,7 +156,7 @@ def _died(verdict: Verdict, scene: ReportContext) -> list[str]:
         how += ", sent by somebody or by the kernel when memory ran out"
     if first.ending is not None:
         how += " after its script had ended"
-    who = scene.ranks_of_all([worker.rank for worker in verdict.culprits])
+    who = scene.ranks_of_all(verdict.ranks)
     what = f"{who} ended by {how} ({socket.gethostname()}){scene.progress(first.rank)}"
     frames = [f"  {frame}" for frame in script_frames(read_stacks(first))]
     crash = ["  it was at (innermost first):", *frames] if frames else []
@@ -164,10 +165,10 @@ def _died(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report ranks whose script ended while others went on."""
-    board, ranks = scene.board, [worker.rank for worker in verdict.culprits]
+    board, ranks = scene.board, verdict.ranks
     last = board.read(ranks[0]).begun
     if board.remembers(ranks[0], last) and board.text(ranks[0], last).endswith(AT_END):
-        last -= 1
+        last -= 1  # that one is duoka's, by which ranks agree on the end
     step = scene.step(ranks[0])
     after = f"{step and ','} after {scene.collective(ranks[0], last)}" if last else ""
     others = [worker.rank for worker in scene.workers if worker.rank not in ranks]
@@ -180,7 +181,6 @@ def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 
 def _divergence(verdict: Verdict, scene: ReportContext) -> list[str]:
-    """Return by which line and values ranks came to call different collectives."""
     mismatch = verdict.stuck and verdict.stuck.mismatch
     frames = {worker.rank: worker.ending.frames for worker in scene.workers if worker.ending is not None}
     return divergence(frames, [ranks for ranks, _ in mismatch.sides]) if mismatch else []
@@ -339,7 +339,7 @@ def _summary(worker: Worker, verdict: Verdict) -> str:
         status = worker.status or 0
         return f"ended by {signal_name(-status)}" if status < 0 else f"exit code {status}"
     if ending.consequence:
-        to = f" to {name_ranks([culprit.rank for culprit in verdict.culprits])}" if verdict.culprits else ""
+        to = f" to {name_ranks(verdict.ranks)}" if verdict.culprits else ""
         return f"lost the connection{to} (--verbose shows it)"
     summary = ending.error.splitlines()[-1] if ending.error else f"exit code {ending.code}"
     return f"{summary} (--verbose shows it)"

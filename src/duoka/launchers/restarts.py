@@ -60,7 +60,7 @@ def with_restarts(
         begin = time.monotonic()
         verdict = attempt(number)
         took = time.monotonic() - begin
-        answered = len(signals.for_scripts)
+        answered = len(signals.for_scripts)  # passed on to this attempt's workers
         if not most or not is_fault(verdict) or was_meant(verdict, signals):
             break
         signals.read()  # a scheduler signals ranks and this process in any order
@@ -85,13 +85,14 @@ def is_fault(verdict: Verdict) -> bool:
     if verdict.elsewhere is not None:
         return verdict.elsewhere.fault
     if verdict.why in ("well", "stopped") or (verdict.stuck is not None and verdict.stuck.at_exit):
-        return False
+        return False  # at exit: the scripts have ended, and their work is done
     endings = [worker.ending for worker in verdict.culprits if worker.ending is not None]
     if any(ending.how == "exited" and ending.code == AGAIN for ending in endings):
         return False
     if any(ending.how == "raised" and _would_come_again(ending.kind) for ending in endings):
         return False
-    # BrokenPipeError: the reader of the output, such as `head`, is gone
+    # If all agree, sys.exit was the script's choice, and an exception was not; but for BrokenPipeError, when the
+    # reader of the output, such as `head`, is gone.
     return verdict.why != "agreed" or any(end.how == "raised" and end.kind != "BrokenPipeError" for end in endings)
 
 
@@ -106,7 +107,7 @@ def cause(verdict: Verdict) -> str:
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
         return f"{name_ranks(missing)} {'did not come' if verdict.stuck.missing else 'hung'}"
-    who, first = name_ranks([worker.rank for worker in verdict.culprits]), verdict.culprits[0]
+    who, first = name_ranks(verdict.ranks), verdict.culprits[0]
     if verdict.why == "left":
         return f"{who} left while others went on"
     if first.ending is not None and first.ending.how == "raised":
@@ -137,7 +138,7 @@ def _pause(seconds: float, signals: Signals, answered: int) -> signal.Signals | 
     """Wait, and return a request to end that came meanwhile."""
     deadline = time.monotonic() + seconds
     while (asked := _asked(signals, answered)) is None and (left := deadline - time.monotonic()) > 0:
-        select.select([signals.fd], [], [], left)
+        select.select([signals.fd], [], [], left)  # unlike a sleep, it returns at a signal
         signals.read()
     return asked
 
@@ -163,7 +164,7 @@ def next_plan(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory], sa
         return _without(plan, lost, say)
     weights = with_fewer_rows(plan, verdict) if plan.measures_rows else ()
     if weights:
-        short = name_ranks([worker.rank for worker in verdict.culprits])
+        short = name_ranks(verdict.ranks)
         say(f"memory ran out on {short}: the next attempt begins with --rows {ratio(weights)}")
     return replace(plan, weights=weights or plan.weights)
 

@@ -65,6 +65,11 @@ class Verdict:
     rows: tuple[int, ...] = ()
     elsewhere: MachineResult | None = None
 
+    @property
+    def ranks(self) -> list[int]:
+        """The culprits' ranks."""
+        return [worker.rank for worker in self.culprits]
+
 
 def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Signals | None) -> Verdict:
     """Find the first error that is no consequence of another.
@@ -78,6 +83,7 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     failed.sort(key=lambda worker: worker.bad_ending.time if worker.bad_ending is not None else worker.ended_at)
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
+    # Where ranks wait, a library's abort is its answer to that, too; elsewhere it is an error of its own.
     follows = is_consequence if stuck is None else lambda worker: is_consequence(worker) or is_abort(worker)
     if real := [worker for worker in failed if not follows(worker)]:
         if _has_no_reader(real[0]):
@@ -89,6 +95,7 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
         return Verdict("left" if early else "stuck", 1, early, tuple(failed), stuck)
     if not failed and not any(worker.was_signalled for worker in workers):
         return Verdict("well", 0)
+    # Any error follows from something. Ranks whose script has ended are it: nobody else can have been waited for.
     if left := [worker for worker in workers if worker.succeeded and not worker.failed]:
         return Verdict("left", 1, culprits=tuple(left), others=tuple(failed))
     return _verdict(failed[0], failed, failed) if failed else Verdict("elsewhere", 1)

@@ -121,8 +121,9 @@ def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, 
         stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
     """
     plan = attempt.plan
+    # Its handler is in C: it writes the stacks also while a thread holds the interpreter's lock for minutes.
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-    if not faulthandler.is_enabled():
+    if not faulthandler.is_enabled():  # else the user has chosen where crashes are shown, as by -X faulthandler
         faulthandler.enable(file=stacks)
     if attempt.function is not None:
         forget_exit_functions()  # those of the calling program
@@ -156,12 +157,13 @@ def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, 
     if plan.world_size > 1:
         script_errors.refuse_debuggers(plan.kind, plan.world_size, rank)
     home = os.getpid()
-    end = _run_and_record(replace(attempt, plan=_with_long_timeout(plan)), info, own_log)
+    end = _ending_of(replace(attempt, plan=_with_long_timeout(plan)), info, own_log)
     if os.getpid() != home:  # a process forked by the script has reached the script's end: it reports nothing
         if not (own_log or end.shown):
             _print(end.trace or (end.said and f"{end.said}\n"))
         return _shut_down(end.code)[0]
 
+    # Before connections are closed: the other ranks' errors about that must not come first.
     with suppress(OSError):  # the command process is gone
         pipe.sendall(end.line())
     code, raised = _shut_down(end.code)
@@ -200,7 +202,7 @@ def _run(attempt: Attempt, info: RankInfo) -> None:
     plan = attempt.plan
     script = partial(_run_script, attempt, info)
     if plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single"):
-        script()
+        script()  # the only worker, in a child process as it may be restarted
     elif plan.kind is Kind.PLAIN:
         _run_plain(attempt, info, script)
     elif plan.kind is Kind.API:
@@ -288,8 +290,7 @@ def local_rank_args(plan: Plan, rank: int) -> tuple[str, ...]:
 # After the script.
 
 
-def _run_and_record(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
-    """Run the script, and record how it ended."""
+def _ending_of(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
     try:
         _run(attempt, info)
         _wait_for_gpu()
@@ -299,7 +300,7 @@ def _run_and_record(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
             _print(f"{end.said}\n")
         return end
     except BaseException as raised:
-        script_errors.disable_loader_errors()
+        script_errors.disable_loader_errors()  # one may be raised at any line from here on
         cause = script_errors.cause_of(raised)
         end = ending.raised(info.rank, cause)
         end = replace(end, held=held_when_short(end.error))
@@ -357,7 +358,7 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
     Returns the exit code, and the tracebacks of atexit functions that raised, which Python prints and ignores.
     Tearing down modules, torch and the GPU is left out: it takes time without effect.
     """
-    _call_safely(join_threads)  # as multiprocessing does for its children
+    _call_safely(join_threads)  # first, as the interpreter does: they may use what atexit functions close
     _call_safely(_keep_operators)
     raised: list[str] = []
     show = sys.unraisablehook
@@ -385,11 +386,10 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
 
 
 def _keep_operators() -> None:
-    """Let torch not unregister its operators at exit, which takes 0.1 s and more without effect."""
     if "torch" in sys.modules:
         from duoka.private.torch import TAKE_DOWN
 
-        skip_at_exit(getattr(*TAKE_DOWN))
+        skip_at_exit(getattr(*TAKE_DOWN))  # which takes 0.1 s and more without effect
 
 
 def _call_safely(function: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from duoka.errors import WorkerFailed
-from duoka.launchers.processes import Outputs, Signals, fork, redirect
+from duoka.launchers.processes import Outputs, Signals, fork, kill_sessions, redirect
 from duoka.launchers.worker import STACKS_SIGNAL, Attempt, run_worker
 from duoka.network.connection import Channel
 from duoka.supervision.ending import Ending
@@ -85,7 +85,7 @@ class Worker:
         if self.alive and self.signalled_at is None:
             self.signalled_at = time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, number)  # the group may live longer than its leader
 
 
 class WorkerGroup:
@@ -127,6 +127,7 @@ class WorkerGroup:
         stacks, own_log = os.memfd_create(f"duoka-stacks-{rank}"), rank in outputs.files
 
         def life() -> int:
+            # The command's ends of connections, which copies here would keep open when it dies.
             ours.close()
             self._close_files()
             if self._channel is not None:
@@ -161,7 +162,7 @@ class WorkerGroup:
                 key.data.read()
             else:
                 self._receive(key.data)
-        for worker in self.workers:
+        for worker in self.workers:  # not only after SIGCHLD: many may come as one
             if worker.alive:
                 self._poll(worker)
         if self.failed():
@@ -211,10 +212,8 @@ class WorkerGroup:
             worker.afterwards = json.loads(more[0])
 
     def _poll(self, worker: Worker) -> None:
-        """Update the status of a worker whose process may have ended.
-
-        WNOWAIT: `close` reaps it, so that no other process gets its pid before.
-        """
+        """Update the status of a worker whose process may have ended."""
+        # WNOWAIT: `close` reaps it, so that no other process gets its pid, and thus its signals, before.
         seen = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if seen is None:
             return
@@ -228,7 +227,7 @@ class WorkerGroup:
     def signal(self, number: int) -> None:
         """Send a signal to the workers; SIGINT goes to their process groups, as a terminal sends it."""
         for worker in self.workers:
-            if worker.alive:
+            if worker.alive:  # its pid is its own as long as it is not reaped
                 (os.killpg if number == signal.SIGINT else os.kill)(worker.pid, number)
 
     def wake(self) -> None:
@@ -247,25 +246,24 @@ class WorkerGroup:
         """
         hurried = self.signals.interrupts
         self.end_waits()
-        if not self._nothing_left():
+
+        def nothing_left() -> bool:
+            return self.gone() and not session_members(self.pids)
+
+        if not nothing_left():
             for worker in self.workers:
                 if not (worker.alive and worker.done):
                     worker.send_signal(signal.SIGTERM)
                     worker.send_signal(signal.SIGCONT)  # a stopped process takes it when it goes on
-            self.wait(lambda: self._nothing_left() or self.signals.interrupts > hurried, TO_TERMINATE)
+            self.wait(lambda: nothing_left() or self.signals.interrupts > hurried, TO_TERMINATE)
         self.kill()
 
     def kill(self) -> None:
         """Kill the workers and the processes that they started."""
         for worker in self.workers:
             worker.send_signal(signal.SIGKILL)
-        for pid in session_members(self.pids):  # those in other process groups
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        kill_sessions(self.pids)  # those in other process groups
         self.wait(self.gone, TO_DIE)
-
-    def _nothing_left(self) -> bool:
-        return self.gone() and not session_members(self.pids)
 
     def close(self) -> None:
         """Reap the workers and close the files of this group."""

@@ -63,7 +63,7 @@ class Connection:
         self._ends = b"", b""
         self._sent = self._received = 0
         connected.settimeout(TO_SEND)
-        quarter = SILENT // 4
+        quarter = SILENT // 4  # idle for one, then three probes; USER_TIMEOUT is for data that is not acknowledged
         for level, name, value in (
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, quarter),
@@ -116,9 +116,7 @@ class Connection:
 
     def buffered(self, most: int | None = None) -> list[Line]:
         """Return the lines that were received already, at most so many."""
-        *lines, rest = bytes(self._received_bytes).split(b"\n")
-        if most is not None and len(lines) > most:
-            lines, rest = lines[:most], b"\n".join((*lines[most:], rest))
+        *lines, rest = bytes(self._received_bytes).split(b"\n", -1 if most is None else most)
         self._received_bytes = bytearray(rest)
         if len(rest) > self.longest or any(len(line) > self.longest for line in lines):
             raise ValueError("a line is too long")
@@ -146,7 +144,7 @@ class Connection:
             self._received += 1
         try:
             what, number, value = json.loads(line)
-        except RecursionError:
+        except RecursionError:  # of a line of brackets
             raise ValueError(NO_PROTOCOL) from None
         if not isinstance(what, str) or type(number) is not int:
             raise ValueError(NO_PROTOCOL)
@@ -241,6 +239,7 @@ class Reception(Generic[T]):
         now, most = time.monotonic(), MOST_UNKNOWN
         try:
             accepted = self._listener.accept()[0]
+            # A thread for each of MOST_UNKNOWN, and one more: this one is accepted before the oldest is dropped.
             self._unknown[accepted] = now, self._pool.submit(self._greet, accepted)
         except (BlockingIOError, TimeoutError):
             pass
@@ -279,7 +278,7 @@ class Channel:
         self.address = "" if first is None else first.address
         self.host = first.peer if first is not None and number else self.address
         self._messages: dict[str, dict[int, Message]] = {}
-        self._selector = selectors.EpollSelector()
+        self._selector = selectors.EpollSelector()  # one descriptor for all, which other selectors can wait for
         self.file = self._selector.fileno()
         for machine, connection in connections.items():
             connection.longest = LONGEST
@@ -317,7 +316,7 @@ class Channel:
         else:
             self._messages.setdefault(what, {})[sender] = Message(value, time.monotonic())
         if self.number == 0 and not what.startswith(FOR_FIRST):
-            for machine in list(self.connections):
+            for machine in list(self.connections):  # a copy: one that cannot be written to is lost meanwhile
                 self._write(machine, what, sender, value)
 
     def _write(self, machine: int, what: str, sender: int, value: Any) -> None:
@@ -399,11 +398,11 @@ def listen_on(host: str, port: int) -> socket.socket:
         resolved = [(family, str(address[0])) for family, _, _, _, address in infos]
     for family, address in resolved:
         if _is_loopback(address) and not (_is_loopback(host) or host.lower() == "localhost"):
-            continue
+            continue  # the host's own name in /etc/hosts: others could not reach it there
         try:
             return socket.create_server((address, port), family=family, backlog=1024)
         except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
+            if error.errno != errno.EADDRNOTAVAIL:  # that: of a machine that forwards the port to this one
                 raise
     return listen_on_all(port)
 

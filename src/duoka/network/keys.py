@@ -43,7 +43,7 @@ class Key:
         """Return the HMAC-SHA256 of these parts, 64 hexadecimal digits."""
         digest = hmac.new(self.secret, digestmod=hashlib.sha256)
         for part in parts:
-            digest.update(len(part).to_bytes(8, "big") + part)
+            digest.update(len(part).to_bytes(8, "big") + part)  # with lengths, (ab, c) and (a, bc) differ
         return digest.hexdigest()
 
     def signed(self, signature: object, *parts: bytes) -> bool:
@@ -103,11 +103,11 @@ def _long_enough(secret: bytes, name: str) -> bytes:
 def _read(path: Path, name: str) -> bytes:
     """Read a key from a file, which only its owner may be able to read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
     except OSError as error:
         raise OptionError(name, str(path), "a file that can be read", error.strerror or "") from None
     with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+        status = os.fstat(descriptor)  # of the open file, which cannot be exchanged for another
         if not stat.S_ISREG(status.st_mode) or status.st_mode & OWNER_ONLY or status.st_uid not in (0, os.getuid()):
             raise OptionError(name, str(path), "a file that only you can read", f"chmod 600 {path}")
         return _long_enough(file.read(LONGEST + 1).strip(), name)

@@ -83,7 +83,7 @@ def keep_destroyed_groups() -> None:
 
     @wraps(destroy)
     def destroy_and_keep(group: Any = None) -> None:
-        kept.extend(all_groups() if group in (None, c10d.GroupMember.WORLD) else [group])
+        kept.extend(all_groups() if group in (None, c10d.GroupMember.WORLD) else [group])  # afterwards there are none
         destroy(group)
 
     for module in (c10d, sys.modules["torch.distributed"]):

@@ -88,7 +88,8 @@ def _as_torch_names(device: Device, inventory: Inventory) -> torch.device:
         if is_in_use:
             raise DeviceError(f"{device} is a part of a GPU (MIG): call duoka.devices before torch uses GPUs")
         return torch.device(device.type, 0)
-    if is_in_use and not environment.are_set(order):  # they may have other numbers
+    if is_in_use and any(environment.variable(name) != value for name, value in order.items()):
+        # They may have other numbers.
         uuids = [f"GPU-{module.get_device_properties(index).uuid}" for index in range(module.device_count())]
         return torch.device(device.type, uuids.index(device.uuid))
     environment.set_variables(order)

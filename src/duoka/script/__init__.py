@@ -102,11 +102,12 @@ def _first(signs: Iterable[Sign], meanings: Iterable[Meaning]) -> str:
 def _reached(findings: list[Findings]) -> set[str | None]:
     """Return the functions that always run: no condition is on the way. None stands for module level."""
     leads: dict[str | None, set[str]] = {}
-    for use in (use for finding in findings for use in finding.uses):
+    uses = [sign for finding in findings for sign in finding.signs if sign.meaning is Meaning.USES]
+    for use in uses:
         if not use.conditions:
-            leads.setdefault(use.function, set()).add(use.name)
-    used = {use.name for finding in findings for use in finding.uses}
-    entries = findings[0].functions - used if findings else set()  # what a command-line library calls
+            leads.setdefault(use.function, set()).add(use.text)
+    # What nothing uses is called by a command-line library (click, fire), to which its decorator has given it.
+    entries = findings[0].functions - {use.text for use in uses} if findings else set()
     reached, waiting = {None, *entries}, [None, *entries]
     while waiting:
         new = leads.get(waiting.pop(), set()) - reached

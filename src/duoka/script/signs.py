@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import TypeVar
 
 
 class Meaning(Enum):
@@ -26,6 +25,7 @@ class Meaning(Enum):
     ASKS = auto()  # reads RANK and the like if they are set
     OWN_RANKS = auto()  # sets its rank itself
     API = auto()  # uses duoka's API
+    USES = auto()  # uses a name, possibly of a function that shows more
 
 
 VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
@@ -78,7 +78,8 @@ OPTIONS_FROM_NAMES = frozenset(
 class Sign:
     """A place in the source that shows the kind of a script, such as a call of `init_process_group`.
 
-    where: file:line. function: the enclosing one. conditions: number of conditions around the place in that function.
+    where: file:line. text: what is there; of a use the name. function: the enclosing one. conditions: number of
+    conditions around the place in that function.
     """
 
     meaning: Meaning
@@ -86,18 +87,6 @@ class Sign:
     text: str
     function: str | None
     conditions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A use of a name, possibly of a function. Fields as in `Sign`."""
-
-    name: str
-    function: str | None
-    conditions: int
-
-
-Found = TypeVar("Found", Sign, Use)
 
 
 @dataclass(slots=True)
@@ -109,7 +98,6 @@ class Findings:
     """
 
     signs: list[Sign] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
     functions: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
     flag: str | None = None
@@ -144,7 +132,8 @@ class _Names:
                 for alias in node.names:
                     self.full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         self.packages = {name.partition(".")[0] for name in self.full.values()}
-        for node in ast.walk(tree):  # `env = os.environ`, `ctx = mp.get_context("spawn")`
+        # When all imports are known: `env = os.environ`, `ctx = mp.get_context("spawn")`
+        for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 full = self.full_name(node.value)
                 if full.partition(".")[0] in self.packages:
@@ -198,15 +187,16 @@ class _Visitor(ast.NodeVisitor):
         for part in (*node.decorator_list, node.args):
             self.visit(part)
         special = node.name.startswith("__") and self.enclosing_class is not None
-        name = self.enclosing_class if special else node.name  # a class is called by its own name
+        name = self.enclosing_class if special else node.name  # `__init__` runs where the class is called
         self.findings.functions.add(str(name))
+        # Whether it runs at all is found by its uses (`duoka.script.read`): conditions around it do not count.
         with self.set(function=name, conditions=0, enclosing_class=None, rescued=False):
             self.block(node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for base in node.bases:
+        for base in node.bases:  # a subclass of a library's Trainer is taken for a call of it
             self._call(base)
         with self.set(enclosing_class=node.name):
             self.generic_visit(node)
@@ -214,22 +204,18 @@ class _Visitor(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         with self.set(demanding=_ends(node.body)):
             self.visit(node.test)
-        start = len(self.findings.signs), len(self.findings.uses)
+        signs = self.findings.signs
+        first = len(signs)
         with self.under(node.test):
             self.block(node.body)
-            middle = len(self.findings.signs), len(self.findings.uses)
+            second = len(signs)
             self.block(node.orelse)
-        self.findings.signs[start[0] :] = self._lifted(self.findings.signs[start[0] :], middle[0] - start[0])
-        self.findings.uses[start[1] :] = self._lifted(self.findings.uses[start[1] :], middle[1] - start[1])
-
-    def _lifted(self, signs: list[Found], middle: int) -> list[Found]:
-        """Return the signs or uses found in an `if`, without counting it as a condition of those in both branches.
-
-        middle: index at which the second branch begins.
-        """
-        first, second = ({_what(sign) for sign in part} for part in (signs[:middle], signs[middle:]))
-        both = {what for what in first & second if what[2] == self.conditions + 1}
-        return [replace(sign, conditions=self.conditions) if _what(sign) in both else sign for sign in signs]
+        # What is in both branches is not under this condition.
+        here, there = ({_what(sign) for sign in branch} for branch in (signs[first:second], signs[second:]))
+        both = {what for what in here & there if what[2] == self.conditions + 1}
+        signs[first:] = [
+            replace(sign, conditions=self.conditions) if _what(sign) in both else sign for sign in signs[first:]
+        ]
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.visit(node.test)
@@ -276,12 +262,12 @@ class _Visitor(ast.NodeVisitor):
         if self.names.full_name(node) == "sys.argv":
             self.findings.words.add(ANY)
         if isinstance(node.ctx, ast.Load):
-            self.findings.uses.append(Use(node.id, self.function, self.conditions))
+            self._note(Meaning.USES, node, node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if self.names.full_name(node) == "sys.argv":
             self.findings.words.add(ANY)
-        self.findings.uses.append(Use(node.attr, self.function, self.conditions))
+        self._note(Meaning.USES, node, node.attr)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -323,10 +309,8 @@ class _Visitor(ast.NodeVisitor):
             self._note(meaning, called, f"uses {package}'s {last}")
         elif meaning is not None:
             self._note(meaning, called, f"calls {last}")
-        if meaning is Meaning.STARTS and {"rank", None} & {
-            keyword.arg for keyword in keywords
-        }:  # None is `**keywords`
-            self._note(Meaning.OWN_RANKS, called, f"gives {last} a rank of its own")
+        if meaning is Meaning.STARTS and any(keyword.arg in ("rank", None) for keyword in keywords):
+            self._note(Meaning.OWN_RANKS, called, f"gives {last} a rank of its own")  # None: of `**keywords`
         variable = self._variable(arguments[0]) if arguments else None
         if variable and full in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
             self._reads(variable, called, needed=self.demanding and len(arguments) == 1)
@@ -342,17 +326,16 @@ class _Visitor(ast.NodeVisitor):
         return node.value if isinstance(node, ast.Constant) and node.value in VARIABLES else None
 
     def _reads(self, variable: str, node: ast.expr, needed: bool) -> None:
-        self._note(
-            Meaning.NEEDS if needed else Meaning.ASKS, node, f"reads {variable}{'' if needed else ' if it is set'}"
-        )
+        text = f"reads {variable}" if needed else f"reads {variable} if it is set"
+        self._note(Meaning.NEEDS if needed else Meaning.ASKS, node, text)
 
     def _note(self, meaning: Meaning, node: ast.expr, text: str) -> None:
         where = f"{self.shown}:{node.lineno}"
         self.findings.signs.append(Sign(meaning, where, text, self.function, self.conditions))
 
 
-def _what(sign: Sign | Use) -> tuple[Meaning | str, str | None, int]:
-    return sign.meaning if isinstance(sign, Sign) else sign.name, sign.function, sign.conditions
+def _what(sign: Sign) -> tuple[Meaning | str, str | None, int]:
+    return sign.text if sign.meaning is Meaning.USES else sign.meaning, sign.function, sign.conditions
 
 
 def _decides(test: ast.expr) -> bool:

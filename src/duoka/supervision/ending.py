@@ -76,6 +76,7 @@ def raised(rank: int, error: BaseException) -> Ending:
     """Record an exception, and remove duoka's frames from its traceback."""
     if isinstance(error, ScriptError):  # no script has run
         return Ending(rank, "exited", 2, said=f"duoka: error: {error}")
+    # The time first: the first of the ranks' errors is found by it, and formatting takes a while.
     now, full_trace, consequence = time.monotonic(), tracebacks.shown(error), is_consequence(error)
     code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, AskedError) else 1
     frames = values_of(error) if consequence else []
@@ -96,16 +97,13 @@ def raised(rank: int, error: BaseException) -> Ending:
 
 def is_consequence(error: BaseException) -> bool:
     """Return whether this error or its cause only reports that another rank ended or called another collective."""
-    chain: dict[int, BaseException] = {}
+    seen: set[int] = set()  # errors may be chained in a circle
     linked: BaseException | None = error
-    while linked is not None and id(linked) not in chain:
-        chain[id(linked)] = linked
+    while linked is not None and id(linked) not in seen:
+        is_torchs = type(linked).__name__ in ("DistBackendError", "DistNetworkError")
+        is_noise = isinstance(linked, RuntimeError) and (is_torchs or says(linked, *NETWORK_NOISE))
+        if is_noise or isinstance(linked, (PeerLost, TimedOut, RanksApart)):
+            return True
+        seen.add(id(linked))
         linked = linked.__cause__ or (None if linked.__suppress_context__ else linked.__context__)
-    return any(map(_is_network_error, chain.values()))
-
-
-def _is_network_error(error: BaseException) -> bool:
-    if isinstance(error, (PeerLost, TimedOut, RanksApart)):
-        return True
-    is_torchs = type(error).__name__ in ("DistBackendError", "DistNetworkError")
-    return isinstance(error, RuntimeError) and (is_torchs or says(error, *NETWORK_NOISE))
+    return False

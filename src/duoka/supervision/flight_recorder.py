@@ -32,7 +32,7 @@ class RecorderFollower:
     """
 
     def __init__(self, slot: StatusSlot, readers: Sequence[RecorderReader], is_made: Callable[[], bool]) -> None:
-        self._slot, self._looks, self._is_made = slot, readers, is_made
+        self._slot, self._readers, self._is_made = slot, readers, is_made
         self._coming: Collective | None = None
         self._seen_coming = self._made = False
 
@@ -49,10 +49,11 @@ class RecorderFollower:
                 self._slot.mirror(1, 0, [self._coming] if self._seen_coming else [])
                 self._seen_coming = True
             return
-        for look in self._looks:
-            if look.read():
-                later = [collective._replace(number=collective.number + 1) for collective in look.recent]
-                self._slot.mirror(look.begun + 1, look.finished + 1, later)
+        for reader in self._readers:
+            if reader.read():
+                # 1 more: the creation of the group was collective 1.
+                later = [collective._replace(number=collective.number + 1) for collective in reader.recent]
+                self._slot.mirror(reader.begun + 1, reader.finished + 1, later)
                 return
         self._slot.mirror(1, 1)
 
@@ -65,14 +66,14 @@ def follow_recorder(slot: StatusSlot) -> RecorderFollower:
 
     readers = [RecorderReader(tell) for tell in flight_recorders()]
     follower = RecorderFollower(slot, readers, torch.distributed.is_initialized)
-    _thread.start_new_thread(_follow, (follower,))
+
+    def follow() -> None:
+        while True:
+            time.sleep(PERIOD)
+            follower.look()
+
+    _thread.start_new_thread(follow, ())
     return follower
-
-
-def _follow(follower: RecorderFollower) -> None:
-    while True:
-        time.sleep(PERIOD)
-        follower.look()
 
 
 class RecorderReader:
@@ -97,7 +98,7 @@ class RecorderReader:
         if counts != self._counts:
             self._counts, self.recent = counts, []
             self.begun, self.finished = counts
-        elif not self.recent:
+        elif not self.recent:  # the rank may be waiting; only then are its entries read, which holds the GIL for long
             all_groups = pickle.loads(self._tell(True, True, True)).get("entries", ())
             group = [entry for entry in all_groups if entry["pg_id"] == int(DEFAULT_GROUP)]
             entries = [entry for entry in group if not entry["is_p2p"]]
@@ -111,9 +112,9 @@ class RecorderReader:
 def _collective(entry: dict[str, Any]) -> Collective:
     operation = entry["profiling_name"].rpartition(":")[2]
     shapes = ", ".join(str(tuple(sizes)) for sizes in entry["input_sizes"])
-    since = time.monotonic_ns() - (time.time_ns() - entry["time_created_ns"])
+    since = time.monotonic_ns() - (time.time_ns() - entry["time_created_ns"])  # the recorder has another clock
     what = [operation]
-    if operation in SAME_ON_ALL:
+    if operation in SAME_ON_ALL:  # ranks may gather or scatter different sizes
         what += [*entry["input_dtypes"], *(str(math.prod(size)) for size in entry["input_sizes"])]
     words = [operation, shapes, *map(str.lower, entry["input_dtypes"])]
     text = f"{' '.join(filter(None, words))} at {_line(entry.get('frames', ()))}"

@@ -45,7 +45,7 @@ class Ring:
             content = content[:length]
         start = HEAD + (number % self._entries) * self._entry
         word = start >> 3
-        numbers[word] = 0  # while it is being written
+        numbers[word] = 0  # while it is being written: no number of an entry
         start += ENTRY_HEAD
         self._bytes[start : start + length] = content
         numbers[word + 1] = length

@@ -83,7 +83,10 @@ class _Handler:
             self._raise_deaths()
         except RuntimeError as died:
             self.raised = died
-            if not _is_within(tempfile.__name__):
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_globals.get("__name__") != tempfile.__name__:
+                frame = frame.f_back
+            if frame is None:
                 raise
 
 
@@ -96,6 +99,7 @@ def keep_loader_errors() -> None:
 
 def hide_lost_rank_errors() -> None:
     """Let loader workers print no error when their rank died while they fetched a batch; the run's report has it."""
+    # Their thread that serves tensors to the rank prints errors itself, by `sys.excepthook`.
     set_resource_sharer_sys(_SysWithoutLostRanks)
 
 
@@ -145,7 +149,7 @@ def _death_within(seconds: float) -> RuntimeError | None:
     while True:
         died: RuntimeError | None = getattr(handler, "raised", None)
         try:
-            handler()
+            handler()  # by hand: `disable_loader_errors` has removed it from SIGCHLD
         except RuntimeError as raised:
             died = raised
         if died is not None:
@@ -154,10 +158,3 @@ def _death_within(seconds: float) -> RuntimeError | None:
         if time.monotonic() >= until:
             return None
         time.sleep(0.01)
-
-
-def _is_within(module: str) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None

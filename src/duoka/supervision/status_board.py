@@ -173,7 +173,7 @@ class StatusBoard:
     def read(self, rank: int) -> RankProgress:
         """Return the progress of `rank`; the text is empty before its first collective."""
         words = self._words[rank]
-        while True:
+        while True:  # until the entry that was read was not overwritten meanwhile
             begun, finished = words[BEGUN] + words[WAITS], words[FINISHED]
             seen = (words[SEEN] or monotonic_ns()) / 1e9
             steps, slowest = words[STEPS], words[SLOWEST] / 1e9
@@ -182,7 +182,7 @@ class StatusBoard:
             number = min(begun, max(finished + 1, begun - RING // 2))  # one that is not about to be overwritten
             since = words[_entry(number) + SINCE] / 1e9
             text = self.text(rank, number)
-            if words[BEGUN] < number + RING:  # otherwise it may have been overwritten meanwhile
+            if words[BEGUN] < number + RING:
                 return RankProgress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
 
     def counters(self, rank: int) -> Counters:
@@ -216,6 +216,7 @@ class StatusBoard:
     def first_mismatch(self) -> CollectiveMismatch | None:
         """Return the first remembered collective in which ranks differ; None if there is none."""
         last = max(words[BEGUN] for words in self._words.values())
+        # Only in the newer half of the rings: the older may be overwritten while it is read.
         mismatches = (self.mismatch_at(count) for count in range(max(1, last - RING // 2 + 1), last + 1))
         return next(filter(None, mismatches), None)
 
@@ -260,7 +261,7 @@ class StatusSlot:
         words[entry + 1] = monotonic_ns()
         words[entry + 2] = len(said)
         words[entry + 3] = begun
-        words[BEGUN] = begun
+        words[BEGUN] = begun  # last: from now on readers take the entry for complete
 
     def end_collective(self, waited: int = 0) -> None:
         """Record that the first unfinished collective is finished, so that the other ranks have begun as many.
@@ -293,8 +294,11 @@ class StatusSlot:
         entry = 16 + (number & 63) * 32
         digest = self._words[entry]
         for words in self._others:
+            # A rank that has not begun it has an older entry there; one that is far ahead has overwritten it.
             if words[entry] != digest and number <= words[BEGUN] < number + RING:
-                self._check(number)
+                difference = self._board.mismatch_at(number)  # reads again: the entry may be overwritten by now
+                if difference is not None:
+                    raise RanksApart(str(difference))
 
     @property
     def begun(self) -> int:
@@ -318,8 +322,9 @@ class StatusSlot:
         last = words[MEETING]
         number = (last >> 32 & MOST) + 1 if last >> EPOCH == epoch >> EPOCH else 1
         if number >= MOST:
-            self.leave()
+            self.leave()  # what it writes is greater than all meetings of this epoch: nobody waits for this rank
             return lambda rank: False
+        # One word, so that others read all of it as it was at one moment.
         word = words[MEETING] = epoch | number << 32 | digest
 
         def is_here(rank: int) -> bool | None:
@@ -405,13 +410,9 @@ class StatusSlot:
         entry, name = _entry(number), text.encode()[:TEXT]
         self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(name)] = name
         words = self._words
+        # Python's hashes may be negative.
         words[entry], words[entry + 1], words[entry + 2] = digest & 0x7FFF_FFFF_FFFF_FFFF, since, len(name)
         words[entry + 3] = number
-
-    def _check(self, count: int) -> None:
-        difference = self._board.mismatch_at(count)  # reads again: the entry may have been overwritten
-        if difference is not None:
-            raise RanksApart(str(difference))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -64,14 +64,13 @@ def _links(error: BaseException) -> list[TracebackType]:
 
 
 def _without_ours(links: list[TracebackType]) -> list[TracebackType]:
+    def is_ours(link: TracebackType) -> bool:
+        module = str(link.tb_frame.f_globals.get("__name__"))  # generated code has no file
+        return _file(link).startswith(OURS) or module.partition(".")[0] == "duoka"
+
     starts = [at for at, link in enumerate(links) if _file(link) == RUNS_SCRIPTS]
     inside = links[starts[-1] + 1 :] if starts else links
-    return [link for link in inside if not _is_ours(link)]
-
-
-def _is_ours(link: TracebackType) -> bool:
-    module = str(link.tb_frame.f_globals.get("__name__"))  # generated code has no file
-    return _file(link).startswith(OURS) or module.partition(".")[0] == "duoka"
+    return [link for link in inside if not is_ours(link)]
 
 
 def _file(link: TracebackType) -> str:
@@ -114,7 +113,7 @@ def values_of(error: BaseException) -> list[FrameValues]:
         if _is_reported(_file(link))
     ]
     main = sys.modules.get("__main__")
-    if not frames and main is not None:
+    if not frames and main is not None:  # the error is one of duoka's own collective at the end of the script
         return [FrameValues(getattr(main, "__file__", None) or "", "<module>", AT_END_LINE, _values(vars(main)))]
     return frames
 

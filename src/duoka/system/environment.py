@@ -90,11 +90,6 @@ def set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def are_set(variables: Mapping[str, str]) -> bool:
-    """Return whether all these variables have these values."""
-    return variables.items() <= os.environ.items()
-
-
 def threads() -> str | None:
     """Return OMP_NUM_THREADS; None if it is not set."""
     return os.environ.get("OMP_NUM_THREADS")
@@ -105,6 +100,7 @@ def keep_freed_memory() -> None:
 
     Otherwise the kernel would hand out and clear the same pages in every step.
     """
+    # mallopt in this process would take precedence over both ways of setting them.
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if not chosen and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
         libc.keep_freed_memory(KEPT_BYTES)
@@ -174,7 +170,7 @@ def disable_wandb_except_on_rank_0(rank: int) -> None:
 
 def set_rank_variables(info: RankInfo) -> None:
     """Set the variables that torchrun would set, and unset stale ones."""
-    unset(RANKS)
+    unset(RANKS)  # those of a launcher around this one, such as TORCHELASTIC_ERROR_FILE
     rank, size = str(info.rank), str(info.world_size)
     os.environ.update(
         RANK=rank,
@@ -192,9 +188,9 @@ def set_rank_variables(info: RankInfo) -> None:
         DUOKA_RUN_ID=info.run_id,
         TORCHELASTIC_RESTART_COUNT=str(info.attempt),
         TORCHELASTIC_MAX_RESTARTS=str(info.restarts),
-        TORCHELASTIC_USE_AGENT_STORE=str(info.port != 0),
+        TORCHELASTIC_USE_AGENT_STORE=str(info.port != 0),  # True: torch's env:// opens no store on rank 0
     )
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
 
 
 def set_pool_sizes(count: int | None) -> None:
@@ -214,11 +210,12 @@ def set_gloo_device(device: str = "lo") -> None:
     set_default("GLOO_SOCKET_IFNAME", device)
 
 
-def hash_seed_is_random() -> bool:
-    """Return whether Python hashes strings differently in each process."""
-    return not os.environ.get("PYTHONHASHSEED", "").isdecimal()
+def fix_hash_seed() -> bool:
+    """Fix Python's hash seed for processes started later, so that sets have the same order everywhere.
 
-
-def fix_hash_seed() -> None:
-    """Fix Python's hash seed for processes started later, so that sets have the same order everywhere."""
-    os.environ["PYTHONHASHSEED"] = "0"
+    Returns whether that was needed: strings are hashed differently in each process, this one included.
+    """
+    is_random = number("PYTHONHASHSEED") is None
+    if is_random:
+        os.environ["PYTHONHASHSEED"] = "0"
+    return is_random
