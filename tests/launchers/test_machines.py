@@ -14,15 +14,8 @@ import pytest
 
 from duoka.errors import AskedError, OptionError, TimedOut
 from duoka.launchers.joining import Hello, connect
-from duoka.launchers.machines import (
-    FOR_FIRST,
-    agree,
-    choose,
-    code_when_stopped,
-    progress_of,
-    serialised,
-)
-from duoka.launchers.verdict import Doubt, MachineResult
+from duoka.launchers.machines import FOR_FIRST, OtherMachines, agree, choose, progress_of, serialised
+from duoka.launchers.verdict import Doubt, MachineResult, Verdict
 from duoka.network.connection import SILENT, Channel, Connection, listen_on_all
 from duoka.network.keys import Key
 from duoka.planning.options import Machines
@@ -75,8 +68,9 @@ def test_whether_the_ranks_of_all_machines_ended_alike(
     ("codes", "silent", "code"), [([75, 75], [], 75), ([75, 143], [], 143), ([0, 143], [], 143), ([143], [1], 143)]
 )
 def test_the_exit_code_of_who_was_asked_to_end(codes: list[int], silent: list[int], code: int) -> None:
-    told = [MachineResult("stopped", one, "") for one in codes]
-    assert code_when_stopped(told, silent) == code
+    told = {machine: MachineResult("stopped", one, "") for machine, one in enumerate(codes)}
+    others = OtherMachines(machines=Machines(len(codes) + len(silent), 0, "node0", 1))
+    assert others._concluded(Verdict("stopped", codes[0]), told).code == code
 
 
 def test_how_far_a_rank_is_survives_the_way() -> None:

@@ -210,11 +210,12 @@ def open_mpi() -> Task | None:
 def hydra() -> Task | None:
     """Return Hydra's task; None if it has not started this process. srun also sets PMI_RANK, for Hydra."""
     rank, count = environment.number("PMI_RANK"), environment.number("PMI_SIZE")
+    # What srun sets, too, is Slurm's task: its other variables say more.
     of_slurm = environment.number("SLURM_PROCID"), environment.number("SLURM_STEP_NUM_TASKS")
     if rank is None or count is None or of_slurm == (rank, count):
         return None
     local_rank, here = environment.number("MPI_LOCALRANKID"), environment.number("MPI_LOCALNRANKS")
-    local_rank, here = (rank, count) if local_rank is None else (local_rank, here)
+    local_rank, here = (rank, count) if local_rank is None else (local_rank, here)  # not all set them
     job = environment.variable("PMI_ID") or ""
     return _with_address(Task("MPI", rank, count, local_rank, here, job=job, home=True, how=MPIEXEC))
 
@@ -222,6 +223,7 @@ def hydra() -> Task | None:
 def _with_address(task: Task) -> Task:
     """Return a task with rank 0's address. MPI does not name its host; a port is enough on one machine."""
     all_here = task.local_rank is None or task.here in (None, task.count)
+    # Without a name of the job: two jobs of one user on this machine must not get the same port.
     job = task.job or (all_here and _starter()) or ""
     port = environment.port_of(zlib.crc32(job.encode())) if job else None
     address = environment.master(port)
@@ -342,9 +344,8 @@ def kubeflow() -> Task | None:
         hint = "torchrun -m duoka run train.py takes task in it; a fixed number of replicas needs no torchrun"
         raise OptionError("PET_NNODES", nodes, "one number", hint)
     if nodes is not None and rank is not None:
-        port = environment.number("PET_MASTER_PORT") or DEFAULT_PORT
-        address = environment.variable("PET_MASTER_ADDR"), port
-        return _pod(rank, int(nodes), address if address[0] else environment.master(port))
+        host, port = environment.variable("PET_MASTER_ADDR"), environment.number("PET_MASTER_PORT") or DEFAULT_PORT
+        return _pod(rank, int(nodes), (host, port) if host else environment.master(port))
     rank, count = environment.number("RANK"), environment.number("WORLD_SIZE")
     if environment.variable("KUBERNETES_SERVICE_HOST") is None or rank is None or count is None:
         return None
@@ -357,7 +358,7 @@ def indexed_job(count: int | None) -> Task | None:
     Raises OptionError if `--machines` was not given; or the pods have no host names.
     """
     index = environment.number("JOB_COMPLETION_INDEX")
-    if index is None or count == 1:
+    if index is None:
         return None
     if count is None:
         hint = "--machines 4 makes 4 pods one run; --machines 1 makes each pod a run of its own"

@@ -34,6 +34,7 @@ def module() -> Any:
 def in_use() -> Any:
     """Return torch's module of it, if its runtime has started in this process; else None."""
     runtime = module()
+    # Not all have `is_initialized`: those without one (mps) are there, or not.
     started = runtime is not None and getattr(runtime, "is_initialized", torch.accelerator.is_available)()
     return runtime if started else None
 
@@ -88,7 +89,7 @@ class CopyStream:
         if self._stream is not None:
             current = torch.accelerator.current_stream(self._device)
             current.wait_stream(self._stream)
-            tensor.record_stream(current)
+            tensor.record_stream(current)  # else its memory is this stream's again as soon as Python drops it
         return tensor
 
     def upload(self, rows: Sequence[Tensor]) -> Tensor:
@@ -96,6 +97,7 @@ class CopyStream:
         if self._stream is None:
             return torch.cat(list(rows)).to(self._device)
         size = sum(part.numel() for part in rows)
+        # torch's allocator of pinned memory gives it to nobody else until the copy is done.
         pinned = torch.empty(size, dtype=rows[0].dtype, device="cpu", pin_memory=True)
         return torch.cat(list(rows), out=pinned).to(self._device, non_blocking=True)
 

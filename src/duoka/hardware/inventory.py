@@ -50,6 +50,7 @@ def units(gpus: Iterable[Gpu]) -> list[Gpu]:
 def problems(devices: Sequence[Device], inventory: Inventory) -> list[str]:
     """Return for each device what prevents its use, as the driver says; empty if nothing, or it does not answer."""
     there = {unit.number: unit.problem for unit in units(inventory.gpus)}
+    # A device that is gone from the bus is not listed; a driver that lists none of them has failed to answer.
     answers = any(there.get(device.number) == "" for device in devices)
     return [there.get(device.number, "the driver does not list it any more" * answers) for device in devices]
 

@@ -54,6 +54,7 @@ class Locks:
     def __enter__(self) -> Locks:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The folder may be in /tmp, where others can put a link or a folder of that name.
             self._mutex = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             if os.fstat(self._mutex).st_uid != os.getuid():
                 self.problem = "it belongs to another user"
@@ -94,7 +95,7 @@ class Locks:
         entries = []
         for path in [] if self.problem else self.folder.glob("*.waits"):
             content = _read_locked(path)
-            if content is None:
+            if content is None:  # within the mutex nobody is about to lock it
                 path.unlink(missing_ok=True)
             elif path.stem.isdecimal() and isinstance(content.get("request"), str):
                 holder = _as_holder(content.get("holder")) or UNKNOWN
@@ -119,11 +120,12 @@ class Locks:
 
 def _create_locked(path: Path, content: dict[str, Any]) -> int | None:
     """Create and lock a file with this content; None if another process has locked it."""
+    # Forked workers keep the lock; programs that they start do not (O_CLOEXEC).
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if not _lock(file):
         os.close(file)
         return None
-    os.ftruncate(file, 0)
+    os.ftruncate(file, 0)  # files of GPUs are never removed: it may hold its last holder
     os.pwrite(file, json.dumps(content).encode(), 0)
     return file
 
@@ -135,7 +137,7 @@ def _read_locked(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     try:
-        if _lock(file):
+        if _lock(file):  # nobody else had: closing the file releases it again
             return None
         with suppress(ValueError):
             content = json.loads(os.pread(file, 1 << 16, 0))
@@ -165,7 +167,7 @@ def _lock(file: int) -> bool:
 def _wait_for(mutex: int) -> bool:
     """Wait for the mutex; returns False after `MUTEX_LIMIT` seconds."""
     deadline = time.monotonic() + MUTEX_LIMIT
-    while not _lock(mutex):
+    while not _lock(mutex):  # flock itself has no time limit
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)

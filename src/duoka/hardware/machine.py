@@ -40,8 +40,8 @@ def read() -> Machine:
 
 def cores() -> int:
     """Return the number of cores this process may use, by CPU affinity and the container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, allowed_cores())))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS: all
+    return max(1, math.ceil(min(allowed, allowed_cores())))  # a quota may be 1.5 cores
 
 
 def _meminfo() -> dict[str, int]:
@@ -75,6 +75,7 @@ def memory_limit(root: Path = ROOT, membership: Path = OWN) -> tuple[int | None,
 
 def _groups(controller: str, root: Path, membership: Path) -> list[Path]:
     """Return the folders of this process's group and of its parents."""
+    # Version 1 has a tree for each controller; version 2 one for all, of which the line names no controller.
     is_first_version = (root / controller).is_dir()
     base = root / controller if is_first_version else root
     group = Path()
@@ -102,14 +103,12 @@ def _quota(folder: Path) -> float:
 def _memory(folder: Path) -> tuple[int, int] | None:
     """Return limit and use in bytes; page cache that the kernel can drop does not count as use."""
     for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # no such file, or "max"
             sizes = int((folder / limit).read_text()), int((folder / used).read_text())
-            return sizes[0], max(0, sizes[1] - _droppable(folder))
+            droppable = 0
+            with suppress(OSError, ValueError):
+                content = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+                # "total_": of version 1, where the other counts the group without those below it.
+                droppable = int(content.get("total_inactive_file", content.get("inactive_file", "0")))
+            return sizes[0], max(0, sizes[1] - droppable)
     return None
-
-
-def _droppable(folder: Path) -> int:
-    with suppress(OSError, ValueError):
-        content = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
-        return int(content.get("total_inactive_file", content.get("inactive_file", "0")))
-    return 0

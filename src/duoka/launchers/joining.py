@@ -292,9 +292,15 @@ class Admission:
                 if left <= 0:
                     me, where = self.machines.called(0), f"at {rendezvous} in {seconds:g} s"
                     raise TimedOut(f"{me} gave up waiting for {names}: no connection {where}{self._last_refusal}")
+                # Who is being authenticated answers to a thread, not to this selector: look for them often.
                 for event, _ in selector.select(min(left, LOOK if len(reception) else PAUSE)):
-                    if event.data is not None:
-                        self._drop_if_closed(event.data, selector)
+                    if (connection := self.connections.get(event.data)) is not None:
+                        try:  # an accepted command sends nothing: it has ended, and its machine may connect again
+                            connection.receive()
+                        except (OSError, ValueError):
+                            selector.unregister(connection.socket)
+                            connection.socket.close()
+                            del self.connections[event.data], self.hellos[event.data]
                 for greeting in reception.poll():
                     try:
                         number, connection, hello = greeting.result()
@@ -304,8 +310,7 @@ class Admission:
                     except (OSError, ValueError, TypeError):  # somebody who is no command of duoka
                         continue
                     else:
-                        if self._accept(number, connection, hello):
-                            selector.register(connection.socket, selectors.EVENT_READ, number)
+                        self._accept(number, connection, hello, selector)
 
     def _greet(self, accepted: socket.socket) -> tuple[int, Connection, Hello]:
         try:
@@ -319,29 +324,18 @@ class Admission:
             accepted.close()
             raise
 
-    def _accept(self, number: int, connection: Connection, hello: Hello) -> bool:
-        """Accept a command that fits; refuse another one."""
+    def _accept(self, number: int, connection: Connection, hello: Hello, selector: selectors.BaseSelector) -> None:
         refusal = find_refusal(number, hello, self.hellos, self.machines)
         if refusal is None:
             self.connections[number], self.hellos[number] = connection, hello
-            return True
+            selector.register(connection.socket, selectors.EVENT_READ, number)
+            return
         with suppress(OSError):
             connection.send("refused", 0, [getattr(refusal, "what", ""), str(refusal)])
         connection.socket.close()
         self._last_refusal = f"; {self.machines.each} {number} ({hello.name}) connected and was refused: {refusal}"
         if self.machines.engine and self.key.is_given:  # only this job has its key: no other machine will connect
             raise refusal
-        return False
-
-    def _drop_if_closed(self, number: int, selector: selectors.BaseSelector) -> None:
-        """Drop a command that has ended before all machines are connected; its machine may connect again."""
-        connection = self.connections[number]
-        try:
-            connection.receive()
-        except (OSError, ValueError):
-            selector.unregister(connection.socket)
-            connection.socket.close()
-            del self.connections[number], self.hellos[number]
 
 
 def _reach_host(
@@ -362,7 +356,10 @@ def _reach_host(
             except BaseException:
                 connection.socket.close()
                 raise
-        except (OSError, ValueError) as error:
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # mostly machine 0 has not started yet, or is at another address by now
             why = printable(reason(error))
             time.sleep(min(left, PAUSE))
     me = machines.called(machines.number)
@@ -386,7 +383,7 @@ def _introduce(
             if what == "refused":
                 setting, text = value
                 different = SettingsDiffer(printable(setting), 0, f"{machines.each} 0")
-                raise different if setting else AskedError(printable(text))
+                raise different if setting else AskedError(printable(text))  # no OSError: it would be tried again
     raise TimeoutError(f"not all {machines.each}s connected")
 
 
@@ -410,6 +407,7 @@ def _listen(machines: Machines) -> socket.socket:
     if ipaddress.ip_address(address).is_unspecified:
         address = machines.host
     try:
+        # `job` names this start of it, too: after a restart nobody reads the address of the start before.
         _store(machines, 60.0).set(f"duoka/{machines.job}", f"{address} {port}")
     except RuntimeError as error:
         text = str(error).splitlines()[0]

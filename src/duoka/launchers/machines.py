@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -59,6 +59,7 @@ class OtherMachines:
         self._has_announced_end = False
 
     def _send(self, what: str, value: Any) -> None:
+        # A machine may still receive messages of the attempt before, or already some of the next.
         self.channel.send(f"{what} {self._attempt}", value)
 
     def _received(self, what: str) -> Mapping[int, Message]:
@@ -94,7 +95,7 @@ class OtherMachines:
             self._send("progress", {"seats": seats, "debugged": debugged, "last": last})
 
     def all_sent_last_progress(self) -> bool:
-        """Return whether all other machines have sent the last progress of their ranks."""
+        """Return whether all other machines have sent the last progress of their ranks, or are lost."""
         shown = (machine for machine, message in self._received("progress").items() if message.value["last"])
         return len({*shown, *self.channel.lost, self.channel.number}) == self._machines.count
 
@@ -154,33 +155,32 @@ class OtherMachines:
         """
         result = result_of(verdict, group)
         self._send("verdict", asdict(result))
-        deadline = None
-        while not self._has_all_results():
+        deadline, lost = None, self.channel.lost
+        # Without machine 0, which passes messages on, no more results can come.
+        while 0 not in lost and len({*self._received("verdict"), *lost}) < self._machines.count:
             if group.signals.stops:
                 self.announce_end(group.signals.stops[0])
             if deadline is None and (self._has_announced_end or self.announced_end() is not None):
                 deadline = time.monotonic() + TO_CONCLUDE
             if (deadline is not None and time.monotonic() > deadline) or group.signals.interrupts > 1:
-                break
+                break  # those without a result count as gone
             group.listen(TICK)
         results = {machine: MachineResult(**message.value) for machine, message in self._received("verdict").items()}
         results = {machine: replace(other, cause=printable(other.cause)) for machine, other in results.items()}
         return self._concluded(verdict, results | {self.channel.number: result})
-
-    def _has_all_results(self) -> bool:
-        """Return whether each other machine has sent its result or is lost, so that no more results can come."""
-        results = self._received("verdict")
-        return 0 in self.channel.lost or len({*results, *self.channel.lost}) == self._machines.count
 
     def _concluded(self, verdict: Verdict, results: Mapping[int, MachineResult]) -> Verdict:
         machines = self._machines
         silent = [machine for machine in range(machines.count) if machine not in results]
         saved = max((result.saved for result in results.values() if result.saved is not None), default=None)
         if any(result.why == "stopped" for result in results.values()):
-            return replace(verdict, why="stopped", code=code_when_stopped(results.values(), silent))
+            # 143, of a machine whose ranks had to be killed, counts more than 75, of one that has saved.
+            return replace(verdict, why="stopped", code=max(result.code for result in results.values()))
+        # All machines have the same results in the same order, and so choose the same.
         chosen, agreed = choose(results, silent), agree(results, silent)
         ended_well = [machine for machine, result in results.items() if result.why == "well"]
         result = None if chosen is None else results.get(chosen)
+        # No machine has observed a cause, and ranks of one have ended: the others waited for them.
         if result is not None and result.doubt >= Doubt.FOLLOWS and ended_well:
             words = f"the scripts of {machines.called(ended_well[0])} ended while other ranks went on"
             result = replace(result, code=1, cause=words, fault=True)
@@ -218,12 +218,6 @@ def choose(results: Mapping[int, MachineResult], silent: Sequence[int]) -> int |
 def agree(results: Mapping[int, MachineResult], silent: Sequence[int]) -> bool:
     """Return whether the ranks of all machines ended in the same way."""
     return not silent and len({each.way if each.why == "agreed" else each.why for each in results.values()}) == 1
-
-
-def code_when_stopped(results: Collection[MachineResult], silent: Sequence[int]) -> int:
-    """Return the scripts' exit code if all have the same; else the largest."""
-    codes = {result.code for result in results}
-    return codes.pop() if len(codes) == 1 and not silent else max(codes)
 
 
 def serialised(progress: RankProgress) -> list[Any]:

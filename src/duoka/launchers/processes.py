@@ -167,15 +167,11 @@ class Outputs:
                 self._dir = self._dir / f"restart{attempt}" if attempt else self._dir
                 self._dir.mkdir(parents=True, exist_ok=True)
             for rank in self._ranks:
-                self.files[rank] = self._open(rank)
+                named = self._dir and (self._dir / f"rank{rank}.log").open("w+b")
+                self.files[rank] = named or tempfile.TemporaryFile(prefix="duoka-")  # noqa: SIM115
         except OSError as error:
             folder = str(self._log_dir) if self._log_dir else None
             raise OptionError("--log-dir", folder, "a directory that can be written", str(error)) from None
-
-    def _open(self, rank: int) -> IO[bytes]:
-        if self._dir is None:
-            return tempfile.TemporaryFile(prefix="duoka-")
-        return (self._dir / f"rank{rank}.log").open("w+b")
 
     def tail(self, rank: int, lines: int) -> list[str]:
         """Return the last lines of the log file of `rank`."""

@@ -68,10 +68,9 @@ def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communi
     machines = gather_texts(store, "machine of {}", rank, world_size, machine_name(), timeout)
     here = machines.count(machines[rank])
     memory = None
-    if here == world_size:
+    if here == world_size:  # all ranks come to the same answer, and so all or none call `_memory`
         environment.set_gloo_device()
-    if here == world_size and shared_memory.is_possible():
-        memory = _memory(store, rank, world_size, timeout)
+        memory = _memory(store, rank, world_size, timeout) if shared_memory.is_possible() else None
     if memory is None:
         return Communication(store, StatusBoard.create(1, rank).slot(rank), None, here, far=True)
     board_memory, exchange_memory = memory

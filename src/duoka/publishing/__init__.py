@@ -111,7 +111,7 @@ def _count_steps(publisher: Publisher) -> None:
     living: dict[int, weakref.ref[Any]] = {}
     most = 0
 
-    def forget(number: int) -> None:
+    def forget(number: int) -> None:  # before another optimizer gets its id
         steps.pop(number, None)
         living.pop(number, None)
 
@@ -127,7 +127,7 @@ def _count_steps(publisher: Publisher) -> None:
             slot.step(number)
 
     before, RemovableHandle.next_id = RemovableHandle.next_id, -1  # a script may print the ids of its own hooks
-    register_optimizer_step_post_hook(not_compiled(count))
+    register_optimizer_step_post_hook(not_compiled(count))  # else a compiled optimizer would be traced through it
     RemovableHandle.next_id = before
 
 
@@ -139,20 +139,18 @@ def _time_loaders(publisher: Publisher) -> None:
     take, main, clock, took = getattr(owner, name), threading.get_ident(), time.monotonic_ns, publisher.took
     known: dict[int, tuple[int, int]] = {}  # size and number of batches, by the id of an iterator, from its first on
 
-    def begin(batches: Any) -> tuple[int, int]:
-        if len(known) >= MOST_ITERATORS:
-            known.clear()
-        known[id(batches)] = sizes = batch_size_of(batches), batches_of(batches)
-        return sizes
-
     def take_timed(batches: Any) -> Any:
-        if threading.get_ident() != main or not publisher.active:
+        if threading.get_ident() != main or not publisher.active:  # as of a loader that another one reads ahead
             return take(batches)
         begun = clock()
         batch = take(batches)
         spent = clock() - begun
-        taken = batches_taken(batches)
-        size, length = begin(batches) if taken == 1 else known.get(id(batches), (0, 0))
+        taken, iterator = batches_taken(batches), id(batches)
+        if taken == 1:  # asked once, as `len` may be a method of the script's own
+            if len(known) >= MOST_ITERATORS:
+                known.clear()
+            known[iterator] = batch_size_of(batches), batches_of(batches)
+        size, length = known.get(iterator, (0, 0))
         took(spent, size, taken, length)
         return batch
 

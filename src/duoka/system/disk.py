@@ -80,7 +80,7 @@ def partial_of(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for entry in os.listdir(path.parent):
         maker = _PARTIAL.fullmatch(entry)
-        if maker and maker[1] == _machine() and not _runs(int(maker[2])):
+        if maker and maker[1] == _machine() and not _runs(int(maker[2])):  # pids of other machines say nothing here
             discard(path.parent / entry)
     return partial(path)
 
@@ -103,7 +103,7 @@ def put(beside: Path, path: Path) -> None:
     """Rename a complete partial file to `path`. Symbolic links are followed."""
     path = Path(os.path.realpath(path))
     os.rename(beside, path)
-    sync(path.parent)
+    sync(path.parent)  # else the old file may be back after a power failure
 
 
 def discard(beside: Path) -> None:
@@ -129,7 +129,7 @@ def sync(path: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove a directory atomically: rename it, then delete it."""
     beside = partial(directory)
-    os.rename(directory, beside)
+    os.rename(directory, beside)  # what a crash leaves of it is swept, and not taken for a whole one
     shutil.rmtree(beside, ignore_errors=True)
 
 

@@ -30,13 +30,12 @@ class Lines:
         self._waiting: list[str] = []
         self._open = False
         self._process = os.getpid()
-        self._lock = threading.RLock()
-        self._watched: list[Any] = []
+        self._lock = threading.RLock()  # reentrant, as a handler of a signal may print meanwhile
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Lines:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None and stream not in self._watched and _is_where_errors_go(stream):
+        for stream in {id(stream): stream for stream in (sys.stdout, sys.stderr)}.values():  # they may be one
+            if _is_where_errors_go(stream):
                 self._watch(stream)
         return self
 
@@ -59,16 +58,15 @@ class Lines:
             with self._lock:
                 self._open = is_open(text, self._open)
                 if self._waiting and not self._open:
-                    stream.flush()
+                    stream.flush()  # the script's line first
                     self._flush()
 
         undo = observe(stream, note)
         if undo is not None:
             self._undo.append(undo)
-            self._watched.append(stream)
 
     def _flush(self) -> None:
-        if not self._open and self._waiting and os.getpid() == self._process:
+        if not self._open and self._waiting and os.getpid() == self._process:  # a fork would write the same again
             self._write("".join(self._waiting))
             self._waiting.clear()
 
@@ -77,7 +75,7 @@ class Lines:
         with suppress(OSError, ValueError):  # it may be closed, or full
             if stream is not None:
                 stream.flush()
-                os.write(stream.fileno(), text.encode(errors="replace"))
+                os.write(stream.fileno(), text.encode(errors="replace"))  # one call: other processes write there, too
 
 
 def observe(stream: Any, note: Callable[[str], None]) -> Callable[[], None] | None:

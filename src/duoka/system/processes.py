@@ -101,7 +101,7 @@ def work_done(session: int) -> int:
     CPU time counts in tenths of a second, so that a thread that polls does not count as work.
     """
     cpu, moved = 0.0, 0
-    for pid in session_members([session]):
+    for pid in session_members([session]):  # with loader workers, and programs that the script has started
         stat = process_stat(pid)
         cpu += 0.0 if stat is None else stat.cpu
         with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:

@@ -23,6 +23,7 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
+    # Daemon: the interpreter does not wait for it at exit, as it does for those of an executor.
     thread = threading.Thread(target=asking, name="duoka-asking", daemon=True)
     thread.start()
     thread.join(seconds)

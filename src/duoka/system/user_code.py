@@ -113,7 +113,7 @@ def after_import(name: str, function: Callable[[ModuleType], object]) -> None:
     if name in sys.modules:
         function(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Awaited(name, function))
+        sys.meta_path.insert(0, _Awaited(name, function))  # before the finder that would find it
 
 
 class _Awaited(MetaPathFinder):
@@ -123,18 +123,17 @@ class _Awaited(MetaPathFinder):
         self._name, self._function = name, function
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec that the other finders find for the awaited module."""
         if name != self._name:
             return None
-        with suppress(ValueError):
+        with suppress(ValueError):  # another thread imports it, too
             sys.meta_path.remove(self)
-        spec = find_spec(name)
+        spec = find_spec(name)  # by the other finders
         execute = getattr(spec and spec.loader, "exec_module", None)
         if spec is None or execute is None:
             return None
 
         def execute_and_call(module: ModuleType) -> None:
-            with suppress(AttributeError):
+            with suppress(AttributeError):  # the module may look at its loader, which is as it was
                 del spec.loader.exec_module  # type: ignore[union-attr]
             execute(module)
             with suppress(Exception):  # the script must not see it

@@ -67,6 +67,7 @@ def variables_for(devices: Sequence[Device]) -> dict[str, str]:
     variables: dict[str, str] = {}
     for vendor in VENDORS.values():
         if devices[0].type in ("cpu", vendor.TYPE):
+            # The runtime knows a part of a GPU by its UUID only.
             names = (device.uuid if device.part is not None else str(device.index) for device in devices)
             variables |= dict.fromkeys(vendor.VISIBLE, "" if devices[0].type == "cpu" else ",".join(names))
             variables |= vendor.ORDER

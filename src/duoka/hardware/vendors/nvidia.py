@@ -133,7 +133,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     handle = queries.ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return Gpu(index, "", "GPU", 0, problem=queries.problem or "the driver does not let this user see it")
-    mode = queries.ask("nvmlDeviceGetMigMode", handle)
+    mode = queries.ask("nvmlDeviceGetMigMode", handle)  # now, and after the next reset
     card = _unit(queries, handle, index)
     if not (mode and mode[0]):
         return card
@@ -153,7 +153,7 @@ def _unit(queries: _Queries, handle: Any, index: int) -> Gpu:
         used=int(memory.used) if memory else None,
         utilisation=int(busy.gpu) if busy else None,
         temperature=ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-        power=None if power is None else power / 1000,
+        power=None if power is None else power / 1000,  # of milliwatts
         power_limit=None if limit is None else limit / 1000,
         capability=".".join(map(str, ask("nvmlDeviceGetCudaComputeCapability", handle) or ())),
         processes=_processes(queries, handle),
@@ -182,7 +182,7 @@ def _processes(queries: _Queries, handle: Any, part: int | None = None) -> tuple
     graphics = _running(queries, "Graphics", handle) or []
     if compute is None:
         return None
-    seen = {user.pid for user in compute}
+    seen = {user.pid for user in compute}  # a process may compute and draw
     users = [(user, "compute") for user in compute] + [
         (user, "graphics") for user in graphics if user.pid not in seen
     ]
