@@ -21,7 +21,7 @@ def state(**given: object) -> RunState:
 
 def drawn(*states: RunState, width: int = 120) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(as_tables(states))
+    console.print(as_tables(states, console.width))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 

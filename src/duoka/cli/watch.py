@@ -140,7 +140,7 @@ def _print_last(looks: Iterator[Look]) -> None:
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     first = next(looks)
-    console.print(showing.as_tables(next(looks, first)[0] or first[0]))
+    console.print(showing.as_tables(next(looks, first)[0] or first[0], console.width))
 
 
 def _draw(looks: Iterator[Look]) -> None:
@@ -155,7 +155,7 @@ def _draw(looks: Iterator[Look]) -> None:
             for state in ended:
                 live.console.print(showing.end_in_words(state), highlight=False, markup=False)
             if states:
-                live.update(showing.as_tables(states), refresh=True)
+                live.update(showing.as_tables(states, live.console.width), refresh=True)
 
 
 command = click.Command(

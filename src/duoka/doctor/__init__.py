@@ -53,7 +53,7 @@ def examine() -> Iterator[Finding]:
 def _examine_subject(subject: str, look: Callable[[], Iterable[Finding]], limit: float) -> list[Finding]:
     """Run one subject. A failure or timeout becomes one more finding."""
     findings: list[Finding] = []
-    try:
+    try:  # one by one into the list: what was found before a check hangs is shown
         within(limit, lambda: findings.extend(look()))
         return findings
     except TimeoutError as error:

@@ -117,7 +117,7 @@ def _rank(rank: int, devices: Sequence[Device], store: str, parent: int) -> None
     from torch import distributed
 
     environment.set_gloo_device()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # two ranks on the CPU must not compete for its cores
     where, ranks = torch.device(devices[rank].type), len(devices)
     backend, large = distributed.get_default_backend_for_device(where), LARGE if where.type == "cpu" else LARGE_ON_GPU
     limit = timedelta(seconds=LIMIT)
@@ -125,7 +125,7 @@ def _rank(rank: int, devices: Sequence[Device], store: str, parent: int) -> None
     latency = _seconds(torch.zeros(1, device=where), 100)
     seconds = _seconds(torch.zeros(large // 4, device=where), 5)
     if rank == 0:
-        bandwidth = 2 * (ranks - 1) / ranks * large / seconds / 1e9
+        bandwidth = 2 * (ranks - 1) / ranks * large / seconds / 1e9  # what each rank of a ring sends
         print(json.dumps(asdict(AllReduceTimes(backend, ranks, latency, bandwidth, _copying()))), flush=True)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -143,7 +143,7 @@ def _seconds(tensor: Any, rounds: int) -> float:
         if not tensor.is_cpu:
             torch.accelerator.synchronize()
         times.append(time.perf_counter() - begin)
-    return statistics.median(times[3:])
+    return statistics.median(times[3:])  # in the first ones, connections are made
 
 
 def _copying() -> float:

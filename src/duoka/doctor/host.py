@@ -156,7 +156,7 @@ def examine_disks() -> Iterator[Finding]:
         device = os.stat(folder).st_dev
         if device not in seen:
             seen.add(device)
-            usage = os.statvfs(folder)
+            usage = os.statvfs(folder)  # f_bavail, below: what is not reserved for root
             no_files = usage.f_files > 0 and usage.f_favail == 0  # some file systems report 0 inodes in total
             yield check_folder(subject, folder, usage.f_frsize * usage.f_bavail, os.access(folder, os.W_OK), no_files)
 
@@ -219,7 +219,7 @@ def check_localhost(resolve: Callable[[str], list[str]]) -> Finding:
 
 def check_interface(variable: str, names: str, interfaces: Sequence[str]) -> Iterator[Finding]:
     """Check that the network devices named in a variable exist. A name may be a prefix."""
-    if names.startswith("^"):  # all devices except these
+    if names.startswith("^"):  # all devices except these, in NCCL's grammar
         return
     asked = [name.partition(":")[0] for name in names.lstrip("=").split(",")]
     if not any(there.startswith(name) for name in asked for there in interfaces):

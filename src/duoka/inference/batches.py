@@ -58,6 +58,7 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
     if isinstance(data, DataLoader):
         return _in_order(iter(data), share)
     if isinstance(data, numpy.ndarray):
+        # A copy: torch warns of read-only memory, as that of a memory map.
         return _by_index(
             lambda rows: torch.from_numpy(numpy.array(data[rows.start : rows.stop])), len(data), size, share
         )
@@ -69,6 +70,7 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
         return _by_index(lambda rows: slice_rows(data, rows.start, rows.stop, total), total, size, share)
     if isinstance(data, (str, bytes)):
         raise OptionError("data", data, KINDS)
+    # torch's Dataset has no class to ask for: what can be indexed up to a length is one.
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
         if size is None:
             return _in_order((data[index] for index in range(len(data))), share)
@@ -81,7 +83,7 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
 def _by_index(read: Callable[[range], Any], total: int, size: int | None, share: Share) -> Iterator[Batch]:
     """Read the items of each batch of a share by index, so that an unreadable one fails only its own batch."""
     rank, world_size = share
-    size = size or total or 1
+    size = size or total or 1  # a range has no step of 0
     for start in range(rank * size, total, world_size * size):
         batch = Batch(range(start, min(start + size, total)), None)
         batch.rows = len(batch.indices)

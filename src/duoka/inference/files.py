@@ -39,13 +39,13 @@ def import_name(option: str, name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise OptionError(option, name, "written as module:name, for example nets:make")
-    if os.getcwd() not in sys.path and "" not in sys.path:
+    if os.getcwd() not in sys.path and "" not in sys.path:  # "" is the working directory
         sys.path.insert(0, os.getcwd())
     try:
         value: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise
+            raise  # a module that this one imports is missing
         hint = f"write {module.removesuffix('.py')}:{attribute}" if module.endswith(".py") else ""
         raise OptionError(option, name, f"in a module that can be imported; there is no {module}", hint) from None
     for part in attribute.split("."):
@@ -205,16 +205,16 @@ class Writer(ABC):
         if self._file is None or not self.done:
             return
         self._file.flush()
-        os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())  # before the note, which must not count outputs that a crash takes away
         note = {"done": self.done, "facts": self.facts, "bytes": self._end}
         disk.replace_by(self.note, json.dumps(note).encode())
         self._noted = time.monotonic()
 
     def finish(self) -> None:
         """Rename the complete file to its final name."""
-        self.write([])
+        self.write([])  # opens the file if no output came
         assert self._file is not None
-        self._file.truncate()
+        self._file.truncate()  # of an earlier try, that wrote more after its last note
         self.keep()
         self.close()
         disk.put(self.part, self.path)

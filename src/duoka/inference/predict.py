@@ -121,7 +121,7 @@ def predict(
         else:
             copies = [replicate(model, device, share_buffers=len(picked) == 1) for device in picked]
             cpus = sum(device.type == "cpu" for device in picked)
-            threads = max(1, cores() // cpus) if cpus > 1 else None
+            threads = max(1, cores() // cpus) if cpus > 1 else None  # copies on CPUs share the cores
             with closing(ThreadPool(list(map(replica, copies, picked)), timeout, threads)) as pool:
                 yield from pool.computed(source, WINDOW * len(picked))
 

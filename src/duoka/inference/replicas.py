@@ -172,6 +172,7 @@ def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Set eval mode; afterwards restore each module's mode."""
+    # By the attribute: classes override train() and eval(), and a script may keep some modules in eval mode.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -263,7 +264,7 @@ class ThreadPool:
                 torch.set_num_threads(self._cores)
             is_sound = True
             while is_sound and (batch := self._inbox.get()) is not None and not self._closed:
-                self._computing[threading.current_thread()] = batch
+                self._computing[threading.current_thread()] = batch  # for messages, and for `close`
                 replica.compute(batch)
                 del self._computing[threading.current_thread()]
                 is_sound = batch.error is None or not is_fatal(batch.error)  # before another thread has the batch

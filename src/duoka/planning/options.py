@@ -21,7 +21,7 @@ Loading = Literal["auto", "whole", "shared"]
 Randomness = Literal["whole", "worker"]
 Verbosity = Literal["quiet", "normal", "verbose"]
 
-MOST_THREADS = 4096
+MOST_THREADS = 4096  # this and the next three: what is more is taken for a slip of the keyboard
 MOST_MACHINES = 4096
 MOST_RESTARTS = 1000
 MOST_SHARES = 4096
@@ -223,7 +223,7 @@ class Options(Settings):
             raise OptionError("--threads", self.threads, _NUMBERS["--threads"])
         if not 0 <= self.restarts <= MOST_RESTARTS:
             raise OptionError("--restarts", self.restarts, _NUMBERS["--restarts"])
-        if not 0 < self.timeout <= LONGEST:
+        if not 0 < self.timeout <= LONGEST:  # also true for NaN
             raise OptionError("--timeout", self.timeout, "more than 0 seconds and at most 30 days")
         if self.step_timeout is not None and not 0 < self.step_timeout <= self.timeout:
             raise OptionError("--step-timeout", self.step_timeout, f"auto, or at most --timeout ({self.timeout:g} s)")
@@ -303,7 +303,7 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
     """
     if asked is not None and asked < ranks:
         raise OptionError(option, asked, f"at least the number of devices, {ranks}")
-    return asked or max(SHARES, 1 << (ranks - 1).bit_length())
+    return asked or max(SHARES, 1 << (ranks - 1).bit_length())  # the next power of two
 
 
 def which_machines(
@@ -324,7 +324,7 @@ def which_machines(
         machines = from_engine(typed)
         if machines is not None and typed in (None, machines.count):
             return machines
-        if machines is not None:
+        if machines is not None:  # not a choice: the engine has started so many, and each waits for all
             hint = f"--machines 1 makes each a run of its own; without --machines {machines.engine} sets the number"
             raise OptionError("--machines", count, f"{machines.count}, as set by {machines.engine}", hint)
     if count is None:
@@ -343,6 +343,7 @@ def which_machines(
 
 
 def _host_and_port(rendezvous: str) -> tuple[str, int]:
+    # An IPv6 address is in brackets, as its colons could be those of the port.
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):([0-9]{1,5})", rendezvous.strip())
     if match is None or not 0 < int(match[2]) < 65536:
         hint = "the name or address of machine 0, and a port that is free there"
@@ -355,7 +356,7 @@ def whole_number(text: str, option: str) -> int:
 
     Raises OptionError if it is not a whole number.
     """
-    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:  # int() also takes signs, underscores and other digits
         raise OptionError(option, text, _NUMBERS[option])
     return int(text)
 
@@ -382,6 +383,7 @@ def seconds(text: str, option: str = "--timeout") -> float:
 
 def memory_size(text: str, option: str) -> int:
     """Return the bytes of a size: `80GB`, `16GiB`, `512MB`. Raises OptionError if it is not a size."""
+    # With a unit: nobody types the bytes of a GPU, but many "24", and mean GB.
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MGT]i?B)", text.strip())
     value = float(match[1]) * SIZES[match[2].upper()] if match else 0.0
     if value < 1000:

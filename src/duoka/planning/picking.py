@@ -65,7 +65,7 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         DevicesBusy: other runs use the devices, and the time to wait is over.
         OptionError: `request` or `wait` is not in the grammar.
     """
-    command = f"python {sys.argv[0]}" if sys.argv and sys.argv[0] else "python"
+    command = f"python {sys.argv[0]}" if sys.argv and sys.argv[0] else "python"  # what others see as the holder
     asked = parse(request)
 
     def decide(inventory: Inventory) -> tuple[Choice, list[torch.device]]:
@@ -87,9 +87,9 @@ def _as_torch_names(device: Device, inventory: Inventory) -> torch.device:
     if device.part is not None:
         if is_in_use:
             raise DeviceError(f"{device} is a part of a GPU (MIG): call duoka.devices before torch uses GPUs")
-        return torch.device(device.type, 0)
+        return torch.device(device.type, 0)  # CUDA shows a process one part only
+    # CUDA reads the variable for the order of its numbers (fastest first, or as on the bus) once, when it starts.
     if is_in_use and any(environment.variable(name) != value for name, value in order.items()):
-        # They may have other numbers.
         uuids = [f"GPU-{module.get_device_properties(index).uuid}" for index in range(module.device_count())]
         return torch.device(device.type, uuids.index(device.uuid))
     environment.set_variables(order)

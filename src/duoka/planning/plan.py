@@ -140,7 +140,7 @@ def decide(options: Options, inventory: Inventory, omp_threads: str | None, know
         raise OptionError("--machines", machines.count, f"1 for {options.target.name}", hint)
     workers = 1 if alone else len(chosen.devices)
     strategy, strategy_notes = _strategy(options, kind, max(workers, machines.count))
-    here = machines.here if machines.each == "rank" else workers
+    here = machines.here if machines.each == "rank" else workers  # those that share the cores of this machine
     threads, thread_notes = _threads(options.threads, here, inventory.cores, omp_threads, strategy == "exact")
     several = machines.count > 1 or machines.each == "rank"
     weights, measures, row_notes = rows_of(options.rows, strategy, chosen.devices, inventory, several)
@@ -218,7 +218,7 @@ def _kind(options: Options, script_info: Script, devices: int) -> tuple[Kind, st
 
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
     if kind is Kind.DISTRIBUTED:
-        asked = Options(options.target)
+        asked = Options(options.target)  # the defaults
         names = (
             *("strategy", "shares", "rows", "batch_norm", "randomness", "loading", "row_independent", "blocks"),
             *("checkpoint_activations", "cpu_offload"),
@@ -273,6 +273,7 @@ def _threads(
     """
     if asked is not None or (workers == 1 and not exact):
         return asked, ()
+    # A single number: OpenMP also takes a list of them, one for each level of nested parallel regions.
     if omp is not None and re.fullmatch(r"[1-9][0-9]{0,3}", omp):
         return int(omp), (f"OMP_NUM_THREADS={omp} respected",)
     return 1 if exact else max(1, cores // workers), ()
@@ -332,7 +333,7 @@ def weighted_sizes(n: int, weights: Sequence[float]) -> tuple[int, ...]:
     largest remainders one row more. Every rank gets at least one row if there is one for each, as functions such as
     `amax` have no value for none. A rank with a larger weight than another never gets fewer rows.
     """
-    exact = [Fraction(weight) for weight in weights]
+    exact = [Fraction(weight) for weight in weights]  # floats would order equal remainders by how they are rounded
     quotas = [n * weight / sum(exact) for weight in exact]
     sizes = [int(quota) for quota in quotas]
     ranks = range(len(weights))

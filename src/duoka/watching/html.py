@@ -42,6 +42,7 @@ th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}tr+tr{border-top:1px solid
 def document(title: str, body: Iterable[str], refresh: int = 0) -> str:
     """Return a page. title: a text. body: HTML. refresh: seconds after which browsers load it again; 0: never."""
     return (
+        # Names and lines come from scripts, also of other machines: should one not be escaped, nothing of it runs.
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width,initial-scale=1"><meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none';img-src data:;style-src 'unsafe-inline'\">"

@@ -231,7 +231,7 @@ class WatchedRun:
         """Take a sample. record: as it is now. gpus: by the names of their devices. board: of this process."""
         with self._lock:
             self.note(record)
-            self._board = board or self._board or open_board(record)
+            self._board = board or self._board or open_board(record)  # None before its workers have started
             if self._board is not None:
                 self.history.read_output(self._board.script_output)
                 if record.is_alive:
@@ -285,7 +285,7 @@ class ReportedRun(PublishedRun):
 
     def close(self) -> None:
         steps = None
-        if self._status is not None:
+        if self._status is not None:  # before the board goes: what came since the last look
             self._watched.history.read_output(self._status.script_output)
             steps = min(self._status.counters(rank).steps for rank in self._status.ranks)
         super().close()
@@ -312,6 +312,7 @@ def serving(make: Callable[[], str]) -> Iterator[str]:
 
         def do_GET(self) -> None:
             sent = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
+            # Other users of this machine can connect, too.
             if not secrets.compare_digest(sent.encode(), token.encode()):
                 self.send_error(403)
                 return
@@ -320,7 +321,7 @@ def serving(make: Callable[[], str]) -> Iterator[str]:
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(data)))
             self.send_header("Cache-Control", "no-store")
-            self.send_header("Referrer-Policy", "no-referrer")
+            self.send_header("Referrer-Policy", "no-referrer")  # the address holds the secret
             self.end_headers()
             self.wfile.write(data)
 
@@ -328,6 +329,7 @@ def serving(make: Callable[[], str]) -> Iterator[str]:
             """Write nothing to the terminal."""
 
     with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        # The interval is how long the end of the command may wait for it.
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:

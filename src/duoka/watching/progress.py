@@ -75,7 +75,7 @@ class OutputReader:
 
     def _of_line(self, line: PrintedLine) -> Iterator[LoggedValue]:
         if not line.redrawn:
-            self.lines.append(line.text.rpartition("\r")[2])
+            self.lines.append(line.text.rpartition("\r")[2])  # what a terminal shows of it in the end
         for name, number in numbers_in(line.text):
             value = LoggedValue(line.time, name, None, number)
             if name in self._logged or name.lower() in COUNTERS:

@@ -83,6 +83,7 @@ class RunRecord:
     @property
     def is_alive(self) -> bool:
         """True from the start of all workers to the end of the first one, which then has no counters."""
+        # A process that has ended and was not waited for is still in /proc, without a program.
         return bool(self.pids) and all(os.path.exists(f"/proc/{pid}/exe") for pid in self.pids)
 
 
@@ -127,7 +128,7 @@ class PublishedRun:
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
         """Return the status board of an attempt."""
         self._close_board()
-        self._board = os.memfd_create(BOARD)
+        self._board = os.memfd_create(BOARD)  # a new one: counters of the attempt before may still be read
         self.record = replace(self.record, attempt=attempt, first=ranks.start, board=self._board, pids=())
         self._status = StatusBoard.create(len(ranks), ranks.start, self._board, self.record.others)
         return self._status
@@ -176,7 +177,7 @@ class PublishedRun:
             return
         line = json.dumps(asdict(self.record)).encode() + b"\n"
         with suppress(OSError):  # a full disk
-            os.pwrite(self._file, line, 0)
+            os.pwrite(self._file, line, 0)  # in place, as a new file would have no lock
             os.ftruncate(self._file, len(line))
 
 
@@ -187,7 +188,7 @@ def published_runs(folder: Path | None = None) -> Iterator[RunRecord]:
             file = os.open(path, _READ)
             try:
                 if os.fstat(file).st_uid == os.getuid():
-                    with suppress(BlockingIOError):  # the run goes on
+                    with suppress(BlockingIOError):  # the run goes on, and has it locked
                         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                         path.unlink()
                         continue
@@ -254,7 +255,7 @@ def _create_locked(path: Path) -> int:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.lstat(path.parent).st_uid != os.getuid():
         raise PermissionError(f"{path.parent} belongs to another user")
-    hidden = path.with_suffix(".new")
+    hidden = path.with_suffix(".new")  # a reader would remove a file that is not locked yet
     file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
     os.rename(hidden, path)
@@ -264,6 +265,7 @@ def _create_locked(path: Path) -> int:
 def _read(file: int) -> RunRecord | None:
     """Read a file; None if it is being written, or was written by another version."""
     with suppress(ValueError, TypeError):
+        # The rest of a longer line may follow the end of a new one.
         values = json.loads(os.pread(file, 1 << 20, 0).partition(b"\n")[0])
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return RunRecord(**{**values, **lists})

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -25,9 +25,12 @@ SHOWN_VALUES = 16  # the first ones
 BAR = 12  # characters for the parts of a step
 
 
-def as_tables(states: Sequence[RunState]) -> Group:
-    """Return, for each run, a headline, the table of its ranks, and notes: findings, logged values, last output."""
-    return Group(*(part for state in states for part in (_headline(state), _Ranks(state), _notes(state))))
+def as_tables(states: Sequence[RunState], width: int) -> Group:
+    """Return, for each run, a headline, the table of its ranks, and notes: findings, logged values, last output.
+
+    width: of the terminal; the tables have the columns for which there is room.
+    """
+    return Group(*(part for state in states for part in (_headline(state), _table(state, width), _notes(state))))
 
 
 def _headline(state: RunState) -> Text:
@@ -47,16 +50,6 @@ def _headline(state: RunState) -> Text:
         rank, often = state.slowest
         words.append(f"slowest: {name_on_machines(record, [rank])}, in {often:.0%} of readings")
     return Text("  ".join(words), style="bold")
-
-
-class _Ranks:
-    """The table of a run's ranks, with the columns for which the terminal has room."""
-
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _table(self._state, options.max_width)
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ def columns(state: RunState, ranks: Sequence[RankState]) -> list[Column]:
         shown.append(column(part.column, fraction(part), max(0, at - 2), part.style))
     if state.has_uneven_rows:
         shown.append(column("rows", lambda rank: str(rank.sample.rows), 2))
-        shown.append(column("a row", lambda rank: _seconds(rank.sample.seconds_of_row), 3))
+        shown.append(column("a row", lambda rank: in_words(row) if (row := rank.sample.seconds_of_row) else "", 3))
     shown.append(column("cores", lambda rank: "" if rank.cores is None else f"{rank.cores:.1f}", 4))
     shown.append(
         column("memory", lambda rank: f"{rank.sample.memory / GIB:.2f} GiB" if rank.sample.is_known else "", 3)
@@ -116,25 +109,13 @@ def columns(state: RunState, ranks: Sequence[RankState]) -> list[Column]:
     return [*shown, uses] if any(uses.cells) else shown
 
 
-def _seconds(measured: float) -> str:
-    return in_words(measured) if measured else ""
-
-
 def _bar(rank: RankState) -> Text:
-    bar = Text()
-    if rank.parts is not None:
-        for part, width in zip(PARTS, _widths(rank.parts), strict=True):
-            bar.append(("░" if part.field == "rest" else "█") * width, style=part.style)
+    bar, total, end = Text(), 0.0, 0
+    for part in PARTS if rank.parts is not None else ():
+        total += getattr(rank.parts, part.field)
+        begin, end = end, round(total * BAR)  # rounded widths would not add up to BAR
+        bar.append(("░" if part.field == "rest" else "█") * (end - begin), style=part.style)
     return bar
-
-
-def _widths(parts: Any) -> list[int]:
-    """Return the widths of the parts in a bar, which add up to `BAR`."""
-    ends, total = [], 0.0
-    for part in PARTS:
-        total += getattr(parts, part.field)
-        ends.append(round(total * BAR))
-    return [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _device_use(rank: RankState) -> str:

@@ -110,6 +110,7 @@ class RunWatcher:
             pairs = zip(self._samples[0].ranks, sample.ranks, strict=True)
             first = tuple(old if old.is_known else new for old, new in pairs)
             self._samples[0] = RunSample(self._samples[0].time, first)
+        # The second is looked at: the window is never shorter than it should be.
         while len(self._samples) > 2 and sample.time - self._samples[1].time >= self._window:
             self._samples.popleft()
 
@@ -160,7 +161,7 @@ class RunWatcher:
     def _samples_rate(self) -> float | None:
         first, last = self._samples[0], self._samples[-1]
         pairs = list(zip(first.ranks, last.ranks, strict=True))
-        counting = slice(None) if self._record.samples_differ else slice(1)
+        counting = slice(None) if self._record.samples_differ else slice(1)  # each rank counts the whole batch
         taken = sum(new.samples - old.samples for old, new in pairs[counting] if old.is_known)
         return taken / (last.time - first.time) if taken > 0 and last.time > first.time else None
 
