@@ -314,6 +314,25 @@ LAYOUTS = {
         "h.square().mean().backward(); print(y.grad.tolist(), v.grad.tolist(), net.weight.grad.tolist())",
         header=("torch.manual_seed(0); net, v = nn.Linear(3, 4), nn.Parameter(torch.randn(3))",),
     ),
+    "data that is a plain tensor": on(
+        "(5, 4)",
+        "x.data = memory; memory[2] = 3",
+        "print(x.tolist())",
+        "x[1] = 5; row = x[0]; row += 1",
+        "print(memory.tolist())",
+        "if step: last.mul_(2)",
+        "print(memory.tolist())",
+        "last = x",
+        header=("memory = torch.ones(5, 4)",),
+    ),
+    "pieces and draws of no entries": on(
+        "(4, 2, 0)", "print(x.unbind(2), [column for column in x.mT.transpose(0, 1)], x.bernoulli_(0.5).shape)"
+    ),
+    "the first batch of a loader detached in place": Program(
+        ("data = torch.arange(24.).view(12, 2)",),
+        "for step, x in enumerate(DataLoader(data, batch_size=4, shuffle=True)):",
+        ("print(x.detach_().shape)",),
+    ),
 }
 
 OTHERS = {
@@ -508,6 +527,22 @@ OTHERS = {
         "loss.backward(); print(y.grad.tolist())",
         "y.grad = None; loss = (y.cumprod(0) ** 2).sum(); y.detach().numpy()[2] = 0.5",
         "print(torch.autograd.grad(loss, y)[0].tolist())",
+    ),
+    "batched gradients of what is not in the graph": on(
+        "(5, 4)",
+        "weights = torch.eye(5)",
+        "out = torch.autograd.grad((x @ w).sum(1), [w, v], weights, is_grads_batched=True, materialize_grads=True)",
+        "print([gradient.shape for gradient in out])",
+        header=("w, v = torch.ones(4, 2, requires_grad=True), torch.ones(3, requires_grad=True)",),
+    ),
+    "gradients that are views, of a weight with a hook": on(
+        "(5, 4)",
+        "(x @ w).sum().backward()",
+        "print(memory.tolist(), w.grad.tolist())",
+        header=(
+            "w, memory = torch.ones(4, 2, requires_grad=True), torch.zeros(8)",
+            "w.grad = memory.view(4, 2); w.register_hook(lambda gradient: gradient * 2)",
+        ),
     ),
 }
 

@@ -210,7 +210,13 @@ class Exact(Bucketed):
                 grad = leaf.grad
                 if grad is not None:
                     grad = call_hooks(hooks, grad)
-                leaf.grad = grad if earlier is None else earlier if grad is None else earlier + grad
+                if earlier is None or grad is None:
+                    leaf.grad = grad if earlier is None else earlier
+                elif grad.requires_grad:  # create_graph=True
+                    leaf.grad = earlier + grad
+                else:
+                    with torch.no_grad():
+                        leaf.grad = earlier.add_(grad)
 
 
 def be_deterministic(device: torch.device) -> None:

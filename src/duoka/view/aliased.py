@@ -267,7 +267,7 @@ class AliasedCopies:
         if isinstance(out, np.ndarray):  # writes to it are not counted, as those through `x.data`
             self.add_saved(rows)
         for copy in self.copies:
-            if same_memory(copy.full, full):
+            if copy.memory == memory_of(rows) and same_memory(copy.full, full):
                 copy.number, copy.active = self._next(copy.memory), True
                 return
         if any(_has_memory_of(full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):

@@ -59,6 +59,8 @@ def rows_apart(func: Function, args: Args, kwargs: Kwargs, dims: list[int]) -> A
     out = func(batch._local, *args[1:], **kwargs)
     if out is batch._local and func.__name__.endswith("_"):
         return batch
+    if not isinstance(out, Tensor) and not out:  # the pieces of a dimension of size 0
+        return out
     first = out if isinstance(out, Tensor) else out[0]
     dropped = sum(dim < spec.dim for dim in set(dims)) if first.dim() < ndim_of(batch) else 0
     return wrap(out, spec.at(spec.dim - dropped))

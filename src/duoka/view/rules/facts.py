@@ -132,7 +132,7 @@ def data(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Compute `x.data = y` of the same shape and type: x gets y's rows."""
+    """Compute `x.data = y` of the same shape and type: x gets y's rows, or its memory is kept equal to a plain y's."""
     batch, value = args
     if not isinstance(batch, BatchTensor) or value.shape != batch.shape:
         return NotImplemented
@@ -148,6 +148,8 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
         rows = laid_out(batch._spec.local_rows(value).clone(), batch._spec.local_strides(strides))
         batch._local.data = rows
         batch._meta = Meta.of(rows, batch._spec, strides)
+        if not batch._spec.view.of_parameters:  # x and y share their memory on one device
+            batch._spec.view.aliased.add(rows, batch._spec, strides, value.detach(), 1, value, None)
     batch._range = None
     return None
 

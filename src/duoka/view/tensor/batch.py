@@ -138,7 +138,8 @@ class BatchTensor(Tensor):
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
             # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
             rows, local_strides = spec.local_rows(full), spec.local_strides(strides)
-            rows = laid_out(without_repetitions(rows, local_strides).clone().expand(rows.shape), local_strides)
+            copy = without_repetitions(rows, local_strides).clone()
+            rows = laid_out(copy if copy.shape == rows.shape else copy.expand(rows.shape), local_strides)
             return BatchTensor(rows, spec, strides)
 
         return join(view.shares.each(share))
