@@ -531,9 +531,14 @@ OTHERS = {
     "batched gradients of what is not in the graph": on(
         "(5, 4)",
         "weights = torch.eye(5)",
-        "out = torch.autograd.grad((x @ w).sum(1), [w, v], weights, is_grads_batched=True, materialize_grads=True)",
-        "print([gradient.shape for gradient in out])",
-        header=("w, v = torch.ones(4, 2, requires_grad=True), torch.ones(3, requires_grad=True)",),
+        "of = (x @ w).sum(1), [w, v]; how = dict(materialize_grads=True, create_graph=True)",
+        "out = torch.autograd.grad(*of, weights, is_grads_batched=True, **how)",
+        "print([(gradient.shape, gradient.requires_grad) for gradient in out])",
+        "print([gradient.requires_grad for gradient in torch.autograd.grad(of[0].sum(), of[1], **how)])",
+        header=(
+            "w, v = torch.ones(4, 2, requires_grad=True), torch.ones(3, requires_grad=True)",
+            "v.register_hook(lambda gradient: print('not called'))",
+        ),
     ),
     "gradients that are views, of a weight with a hook": on(
         "(5, 4)",

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
-from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, uses, whole_gradients
+from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, materialized, uses, whole_gradients
 from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in
 from duoka.view.transforms import is_tracing
 from duoka.view.view import View
@@ -81,26 +81,24 @@ def _write_back_copies(view: View) -> None:
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
     """Compute `is_grads_batched` with one pass for each: torch cannot vmap over communication in the graph."""
     weights, shape = tree_flatten(how["grad_outputs"])
-    filled = how.pop("materialize_grads", False)
-    how["allow_unused"] = filled or how.get("allow_unused", False)
+    filled, names = how.pop("materialize_grads", False), how["inputs"]
+    inputs = [*names.values()] if isinstance(names, dict) else [names] if isinstance(names, Tensor) else [*names]
+    how = {**how, "inputs": inputs, "allow_unused": filled or how.get("allow_unused", False)}
     count = next(len(weight) for weight in weights if weight is not None)
     gradients = []
     for at in range(count):
         weighing = tree_unflatten([None if weight is None else weight[at] for weight in weights], shape)
         retain = how.get("retain_graph") or how.get("create_graph") or at < count - 1
         gradients.append(grad(**{**how, "grad_outputs": weighing, "is_grads_batched": False, "retain_graph": retain}))
-    inputs = how["inputs"]
-    if isinstance(inputs, dict):
-        return {name: _stacked([every[name] for every in gradients], of, filled) for name, of in inputs.items()}
-    inputs = [inputs] if isinstance(inputs, Tensor) else inputs
-    return tuple(_stacked(parts, of, filled) for *parts, of in zip(*gradients, inputs, strict=True))
+    totals = tuple(map(_stacked, zip(*gradients, strict=True)))
+    if filled:
+        totals = materialized(totals, inputs, bool(how.get("create_graph")))
+    return dict(zip(names, totals, strict=True)) if isinstance(names, dict) else totals
 
 
-def _stacked(parts: Sequence[Tensor | None], of: Tensor, filled: bool) -> Tensor | None:
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
     there = next((part for part in parts if part is not None), None)
-    if there is None:
-        return torch.zeros_like(of) if filled else None
-    return torch.stack([torch.zeros_like(there) if part is None else part for part in parts])
+    return there if there is None else torch.stack([torch.zeros_like(there) if p is None else p for p in parts])
 
 
 def install_hooks(session: Session) -> None:

@@ -132,7 +132,7 @@ def data(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Compute `x.data = y` of the same shape and type: x gets y's rows, or its memory is kept equal to a plain y's."""
+    """Compute `x.data = y` of the same shape and type: x gets y's rows, or shares its memory with a plain y."""
     batch, value = args
     if not isinstance(batch, BatchTensor) or value.shape != batch.shape:
         return NotImplemented

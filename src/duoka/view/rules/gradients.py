@@ -9,7 +9,7 @@ A backward pass is one for all own shares.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -137,12 +137,11 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     """Compute `torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
     of_each = [uses(of, view) for of in inputs]
     flat = [use for parts in of_each for use in parts]
-    filled = bool(how.get("materialize_grads"))
-    if len(flat) == len(inputs):
-        unused_raises = False
-    else:  # not every use of an input must be in the graph of the outputs
-        unused_raises = not (filled or how.get("allow_unused"))
-        how = {**how, "allow_unused": True, "materialize_grads": False}
+    filled = bool(how.pop("materialize_grads", False))  # after the hooks, which are called for used inputs only
+    unused_allowed = filled or bool(how.get("allow_unused"))
+    several = len(flat) != len(inputs)  # not every use of an input must be in the graph of the outputs
+    unused_raises = several and not unused_allowed
+    how["allow_unused"] = several or unused_allowed
     gradients = iter(originals.grad(outputs, flat, **how))
     totals = [
         _true_gradient([next(gradients) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
@@ -153,8 +152,14 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     ]
     if unused_raises and any(total is None for total in totals):
         raise RuntimeError(_UNUSED)
+    return materialized(totals, inputs, bool(how.get("create_graph"))) if filled else tuple(totals)
+
+
+def materialized(gradients: Iterable[Tensor | None], inputs: list[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
+    """Fill in zeros for inputs that have no gradient, as torch does for `materialize_grads`."""
     return tuple(
-        torch.zeros_like(of) if total is None and filled else total for total, of in zip(totals, inputs, strict=True)
+        torch.zeros_like(of, requires_grad=create_graph) if gradient is None else gradient
+        for gradient, of in zip(gradients, inputs, strict=True)
     )
 
 
