@@ -119,19 +119,14 @@ def load_weights(
 
 @dataclass(frozen=True)
 class Pairing:
-    """The match of a model's tensors and a file's.
+    """The match of a model's tensors and a file's."""
 
-    targets: the model's. group: the file's, by its own names. pairs: the file's name for each tensor to load, by the
-    model's. missing: shapes of those not in the file; unexpected: of those not in the model. wrong: the model's shape
-    and the file's, or types that cannot be converted.
-    """
-
-    targets: Mapping[str, Tensor]
-    group: Mapping[str, Stored]
-    pairs: Mapping[str, str]
-    missing: Mapping[str, Shape]
-    unexpected: Mapping[str, Shape]
-    wrong: Mapping[str, tuple[str, str]]
+    targets: Mapping[str, Tensor]  # the model's
+    group: Mapping[str, Stored]  # the file's, by its own names
+    pairs: Mapping[str, str]  # the file's name for each tensor to load, by the model's
+    missing: Mapping[str, Shape]  # of those not in the file
+    unexpected: Mapping[str, Shape]  # of those not in the model
+    wrong: Mapping[str, tuple[str, str]]  # the model's shape and the file's, or types that cannot be converted
     skipped: tuple[str, ...]
     notes: tuple[str, ...]
 

@@ -97,12 +97,6 @@ class Snapshot:
 
     Models and optimizers have a file each for their tensors, or one for each rank that holds rows; all else is in
     `states.json` and `states.safetensors`, which rank 0 writes.
-
-    Attributes:
-        states: the entries of the manifest.
-        files: the parts of each file that this rank writes.
-        shared: sizes of files into which other ranks write, too.
-        others: ranks that write, too.
     """
 
     def __init__(
@@ -110,10 +104,10 @@ class Snapshot:
     ) -> None:
         """Copy the states. memories: of the previous save. shares: the ranks share files."""
         self._memories, self._rank, self._shares = memories, rank, shares
-        self.states: dict[str, StateEntry] = {}
-        self.files: dict[str, list[Part]] = {}
-        self.shared: dict[str, int] = {}
-        self.others: set[int] = set()
+        self.states: dict[str, StateEntry] = {}  # of the manifest
+        self.files: dict[str, list[Part]] = {}  # what this rank writes into each
+        self.shared: dict[str, int] = {}  # sizes of files into which other ranks write, too
+        self.others: set[int] = set()  # ranks that write, too
         trees: dict[str, Any] = {}
         small: dict[str, Tensor] = {}
         for name, state in states.items():
@@ -274,7 +268,7 @@ class BackgroundTask:
         self._name = name
         self._thread: threading.Thread | None = None
         self._failures: list[BaseException] = []
-        weakref.finalize(self, _print, self._failures)
+        weakref.finalize(self, _print, self._failures)  # no method, which would keep this object
 
     def start(self, work: Callable[[], Any]) -> None:
         """Start a task; none may be running."""

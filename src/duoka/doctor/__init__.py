@@ -19,12 +19,9 @@ Level = Literal["ok", "advice", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check; if not ok, also why it matters and what to do.
+    """One result of a check; if not ok, also why it matters and what to do."""
 
-    level: "ok"; "advice": it works and could be better; "fault": something will not work.
-    """
-
-    level: Level
+    level: Level  # advice: it works and could be better; fault: something will not work
     subject: str
     what: str
     why: str = ""

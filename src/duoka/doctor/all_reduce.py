@@ -36,16 +36,13 @@ SLOW_ANSWER = 5e-3  # seconds
 
 @dataclass(frozen=True, slots=True)
 class AllReduceTimes:
-    """Measurements of all-reduce.
-
-    latency: seconds for one number. bandwidth: GB/s through one device. copying: GB/s of a memory copy in a process.
-    """
+    """Measurements of all-reduce."""
 
     backend: str
     ranks: int
-    latency: float
-    bandwidth: float
-    copying: float
+    latency: float  # seconds for one number
+    bandwidth: float  # GB/s through one device
+    copying: float  # GB/s of a memory copy in a process
 
 
 def examine() -> Iterator[Finding]:

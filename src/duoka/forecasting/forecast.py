@@ -29,17 +29,13 @@ ALIKE = 1.05  # times as fast: numbers of devices within this factor count as eq
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The plans to run, by name; the one of one device is first.
+    """What to measure."""
 
-    target: the script, or the module. steps: of each run. cores: available to this process. log_dir: where to keep
-    the script's output, or None.
-    """
-
-    target: str
-    plans: Sequence[tuple[str, Plan]]
-    steps: int
-    cores: int
-    log_dir: Path | None
+    target: str  # the script, or the module
+    plans: Sequence[tuple[str, Plan]]  # by name; the one of one device is first
+    steps: int  # of each run
+    cores: int  # available to this process
+    log_dir: Path | None  # where to keep the script's output
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Forecast:
     @property
     def by_devices(self) -> tuple[TimedRun, ...]:
         """The last run on each number of devices."""
-        return tuple({run.devices: run for run in self.runs}.values())
+        return tuple({run.devices: run for run in self.runs}.values())  # uneven shares are measured after even ones
 
     @property
     def baseline(self) -> TimedRun:

@@ -34,20 +34,15 @@ class DeviceSet(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """A script to run, by a plan for one CPU worker, to forecast for each of `sets`, the largest last.
-
-    blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or None. choosing: end after the
-    first step if the script needs less than the devices have in any case. machines: on which the devices are, equally
-    many on each.
-    """
+    """A script to run, by a plan for one CPU worker."""
 
     target: str
     plan: Plan
-    sets: Sequence[DeviceSet]
-    blocks: tuple[str, ...]
-    log_dir: Path | None
-    choosing: bool = False
-    machines: int = 1
+    sets: Sequence[DeviceSet]  # to forecast for, the largest last
+    blocks: tuple[str, ...]  # as `duoka run --blocks`
+    log_dir: Path | None  # where to keep the script's output
+    choosing: bool = False  # end after the first step if the script needs less than the devices have in any case
+    machines: int = 1  # on which the devices are, equally many on each
 
     @property
     def for_gpus(self) -> bool:

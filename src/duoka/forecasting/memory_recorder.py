@@ -31,19 +31,15 @@ from duoka.view.tensor.batch import BatchTensor
 
 
 class Storages(TorchDispatchMode):
-    """Numbers the storages that operators make while this mode is active, and tells a timeline of each.
-
-    total: bytes that are alive. peak: the most so far. batch: samples in a step's batch; None if they are not known.
-    shapes: of parameters, and the same transposed. call: of a block, in which the script is; -1: none.
-    """
+    """Numbers the storages that operators make while this mode is active, and tells a timeline of each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.timeline = Timeline()
-        self.total = self.peak = 0
-        self.batch: int | None = None
-        self.shapes: set[tuple[int, ...]] = set()
-        self.call, self.in_step = -1, False
+        self.total = self.peak = 0  # bytes that are alive, and the most so far
+        self.batch: int | None = None  # samples in that of a step, if they are known
+        self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
+        self.call, self.in_step = -1, False  # of a block, in which the script is; -1: none
         # id of the storage -> number, bytes, itself. torch keeps one Python object for a storage as long as it lives.
         self._numbers: dict[int, tuple[int, int, ref[Any]]] = {}
         self._next = 0

@@ -19,58 +19,49 @@ from duoka.trials.observer import opened
 
 FILE = "memory.json"
 
-Scope = Literal["parameter", "gradient", "state", "optimizer", "rows", "constant", "kept"]
+Scope = Literal[
+    "parameter",
+    "gradient",
+    "state",  # of an optimizer
+    "optimizer",  # needed only during its step
+    "rows",  # grows with the batch
+    "constant",  # does not
+    "kept",  # made before the first step, and not part of a model
+]
 
 
 class Storage(NamedTuple):
-    """The memory of tensors.
-
-    scope: parameter, gradient, state of an optimizer; "optimizer": needed only during its step; "rows": grows with
-    the batch; "constant": does not; "kept": made before the first step, and not part of a model. block: of a
-    parameter, and of what belongs to it; of a copy of one, too; -1: in none, so that fsdp does not shard it. call:
-    the call of a block in which it was made; -1: in none.
-    """
+    """The memory of tensors."""
 
     size: int
     scope: Scope
-    block: int = -1
-    call: int = -1
+    block: int = -1  # of a parameter and what belongs to it, also a copy; -1: in none, so that fsdp does not shard it
+    call: int = -1  # of a block, in which it was made; -1: in none
 
 
 class Moment(NamedTuple):
-    """The bytes of one device at a moment, which strategies divide among devices or add to.
+    """The bytes of one device at a moment, which strategies divide among devices or add to."""
 
-    kept: whole on each device. rows: of the batch. recomputed: of these, with `--checkpoint-activations` not there.
-    model: parameters, gradients, state, and temporary memory of the optimizer. casts: copies of parameters in another
-    dtype. buckets: copies of gradients in ddp's buckets. gradients: of the model, those of a block that fsdp has not
-    sent yet. sent: buffers in which it does. gathered: its whole blocks, with their casts. coming: a whole block, of
-    which each device holds the part that it sends.
-    """
-
-    kept: int
-    rows: int
-    recomputed: int
-    model: int
-    casts: int
-    buckets: int
-    gradients: int
-    sent: int
-    gathered: int
-    coming: int
+    kept: int  # whole on each device
+    rows: int  # of the batch
+    recomputed: int  # of these, with `--checkpoint-activations` not there
+    model: int  # parameters, gradients, state, and temporary memory of the optimizer
+    casts: int  # copies of parameters in another dtype
+    buckets: int  # copies of gradients in ddp's buckets
+    gradients: int  # of the model, those of a block that fsdp has not sent yet
+    sent: int  # buffers in which it does
+    gathered: int  # its whole blocks, with their casts
+    coming: int  # a whole block, of which each device holds the part that it sends
 
 
 @dataclass
 class MemoryRecord:
-    """The record of one run.
-
-    batch: samples in a step's batch; None if they could not be counted. bound: bytes that one device needs at most,
-    computed from the first step. scopes: bytes that are alive at the first moment, by scope.
-    """
+    """The record of one run."""
 
     steps: int = 0
-    batch: int | None = None
-    bound: int = 0
-    scopes: dict[str, int] = field(default_factory=dict)
+    batch: int | None = None  # samples in a step's batch; None if they could not be counted
+    bound: int = 0  # bytes that one device needs at most, computed from the first step
+    scopes: dict[str, int] = field(default_factory=dict)  # bytes that are alive at the first moment
     moments: list[Moment] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
@@ -87,16 +78,13 @@ class MemoryRecord:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """A strategy on a number of devices, of all `machines` together.
-
-    checkpoints: with `--checkpoint-activations`. offloads: with `--cpu-offload`.
-    """
+    """A strategy on a number of devices, of all `machines` together."""
 
     strategy: Literal["single", "ddp", "hsdp", "fsdp"]
     devices: int
-    checkpoints: bool = False
+    checkpoints: bool = False  # with `--checkpoint-activations`
     machines: int = 1
-    offloads: bool = False
+    offloads: bool = False  # with `--cpu-offload`
 
 
 def peak(record: MemoryRecord, layout: MemoryLayout) -> int:

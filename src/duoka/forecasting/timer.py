@@ -31,37 +31,27 @@ WINDOWS = 5  # number of windows on an asynchronous device, which is synchronize
 
 
 class WindowEnd(NamedTuple):
-    """The end of a window of steps on one rank; values are sums since the start.
-
-    seconds: by its clock. waited: seconds in collectives. repeated: seconds of work that every rank computes whole.
-    samples: taken from loaders; None if they cannot be counted.
-    """
+    """The end of a window of steps on one rank; values are sums since the start."""
 
     step: int
-    seconds: float
-    waited: float
-    repeated: float
-    samples: float | None
+    seconds: float  # by its clock
+    waited: float  # seconds in collectives
+    repeated: float  # seconds of work that every rank computes whole
+    samples: float | None  # taken from loaders; None if they cannot be counted
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one run, in seconds per step.
+    """Times of one run, in seconds per step."""
 
-    steps: number of steps made; counted: of steps after the warm-up. windows: time per step of each window, on rank
-    0. waited: time in collectives, the mean over ranks. repeated: time of work that every rank computes whole;
-    costliest: its most expensive line. samples: per step, of all ranks; None if unknown. threads: CPU threads of one
-    operation.
-    """
-
-    steps: int
-    counted: int
-    windows: tuple[float, ...]
-    waited: float
-    repeated: float
-    costliest: str
-    samples: int | None
-    threads: int
+    steps: int  # number of steps made
+    counted: int  # of steps after the warm-up
+    windows: tuple[float, ...]  # time per step of each window, on rank 0
+    waited: float  # in collectives, the mean over ranks
+    repeated: float  # of work that every rank computes whole
+    costliest: str  # the most expensive line of this work
+    samples: int | None  # per step, of all ranks; None if unknown
+    threads: int  # of the CPU, for one operation
 
     @property
     def step(self) -> float:

@@ -24,19 +24,15 @@ Share = tuple[int, int]  # rank, world size: the share is batches rank, rank + w
 
 @dataclass(slots=True, eq=False)  # batches are compared by identity
 class Batch:
-    """Items that go through the model together, and then their outputs.
+    """Items that go through the model together, and then their outputs."""
 
-    indices: positions in the data. rows: number of rows, or None if unknown. outputs: for each item. error: raised
-    while reading or computing. device: that computed it. has_failed_device: a device failed on it.
-    """
-
-    indices: range
+    indices: range  # positions in the data
     content: Any
-    rows: int | None = None
-    outputs: list[Any] = field(default_factory=list)
-    error: Exception | None = None
-    device: str = "the data"
-    has_failed_device: bool = False
+    rows: int | None = None  # None if unknown
+    outputs: list[Any] = field(default_factory=list)  # for each item
+    error: Exception | None = None  # raised while reading or computing
+    device: str = "the data"  # that computed it
+    has_failed_device: bool = False  # a device failed on it
     is_finished: bool = False
 
 

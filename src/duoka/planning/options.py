@@ -46,33 +46,26 @@ class Machines:
 
     An engine may start a command for each rank instead (`each`); then "machine" means rank in these fields.
 
-    count: number of machines. number: of this one, from 0. host, port: where machine 0 listens.
-    engine: the launcher whose variables set all this; empty if the user typed it.
-    workers, names: number of workers and host name of each machine; empty before they have connected, and for one
-    machine. hosts: the real machine of each, by a unique name. local_rank, here: of a command for a rank: its number
-    among the commands of its real machine, and their number; 0: unknown. store: host and port are those of a torch
-    store, in which rank 0 publishes where it listens. job: a text that names the engine's job and this start of it.
-    home: its machines share the user's home directory. how: a command that starts one command on each machine.
-
     Raises:
         OptionError: the count or the number is out of range.
     """
 
     count: int = 1
-    number: int = 0
-    host: str = ""
+    number: int = 0  # of this one, from 0
+    host: str = ""  # host and port: where machine 0 listens
     port: int = 0
-    engine: str = ""
-    workers: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    engine: str = ""  # the launcher whose variables set all this; empty if the user typed it
+    # This and the next two are empty before the machines have connected, and for one.
+    workers: tuple[int, ...] = ()  # of each machine
+    names: tuple[str, ...] = ()  # the host name of each
+    hosts: tuple[str, ...] = ()  # the real machine of each, by a unique name
     each: Literal["machine", "rank"] = "machine"
-    local_rank: int = 0
-    here: int = 0
-    store: bool = False
-    job: str = ""
-    home: bool = False
-    how: str = ""
+    local_rank: int = 0  # of a command for a rank: its number among the commands of its real machine
+    here: int = 0  # the number of these; 0: unknown
+    store: bool = False  # host and port are those of a torch store, in which rank 0 publishes where it listens
+    job: str = ""  # a text that names the engine's job and this start of it
+    home: bool = False  # its machines share the user's home directory
+    how: str = ""  # a command that starts one command on each machine
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST_MACHINES:
@@ -127,83 +120,63 @@ class Machines:
 ONE_MACHINE = Machines()
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a run, as requested and as decided.
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """How a script is computed: settings that are the same words on the command line, in a plan and in each rank."""
 
-    restarts: number of restarts allowed after faults. timeout: seconds that a collective may wait. step_timeout: the
-    same after the first step; None: a multiple of the slowest step so far.
-    machines: those of the run. key_file: the file of their key.
-    row_independent: functions without a rule that the user says compute each row by itself.
-    blocks: classes of modules whose parameters are gathered together, with the strategy fsdp; empty: found in lists.
-    checkpoint_activations: whether blocks compute their activations again in the backward pass.
-    cpu_offload: whether parts of parameters stay in the host's memory, with the strategy fsdp.
-    report: where to write a page about the run.
-    """
+    batch_norm: BatchNorm = "whole"
+    randomness: Randomness = "whole"
+    loading: Loading = "auto"
+    row_independent: tuple[str, ...] = ()  # functions without a rule that the user says compute each row by itself
+    # With fsdp: classes of modules whose parameters are gathered together; empty: found in lists.
+    blocks: tuple[str, ...] = ()
+    checkpoint_activations: bool = False  # blocks compute their activations again in the backward pass
+    cpu_offload: bool = False  # with fsdp: parts of parameters stay in the host's memory
+
+
+@dataclass(frozen=True)
+class Settings(Computing):
+    """Settings of a run, as requested and as decided."""
 
     target: Target
-    batch_norm: BatchNorm = "whole"
-    randomness: Randomness = "whole"
-    loading: Loading = "auto"
     log_dir: Path | None = None
-    timeout: float = 600.0
-    step_timeout: float | None = None
-    restarts: int = 0
+    timeout: float = 600.0  # seconds that a collective may wait
+    step_timeout: float | None = None  # the same after the first step; None: a multiple of the slowest step so far
+    restarts: int = 0  # allowed after faults
     verbosity: Verbosity = "normal"
     machines: Machines = ONE_MACHINE
-    key_file: Path | None = None
-    row_independent: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
-    checkpoint_activations: bool = False
-    cpu_offload: bool = False
-    report: Path | None = None
+    key_file: Path | None = None  # of the key that the machines share
+    report: Path | None = None  # where to write a page about the run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """The settings that change numbers, of a plain script and of the API.
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Computing):
+    """The settings that change numbers, of a plain script and of the API."""
 
-    shares: of each batch, with the strategy exact. compress: gradients between ranks, only in the API. weights: of
-    the ranks' shares of a batch; empty: even. measures_rows: whether these follow from each rank's time. machines:
-    the ranks of each, with the strategy hsdp.
-    """
-
-    batch_norm: BatchNorm = "whole"
-    randomness: Randomness = "whole"
-    loading: Loading = "auto"
     strategy: str = "single"
-    shares: int = 0
-    compress: str = "none"
-    row_independent: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
-    checkpoint_activations: bool = False
-    cpu_offload: bool = False
-    weights: tuple[float, ...] = ()
-    measures_rows: bool = False
-    machines: Sequence[Sequence[int]] = ()
+    shares: int = 0  # of each batch, with the strategy exact
+    compress: str = "none"  # gradients between ranks, only in the API
+    weights: tuple[float, ...] = ()  # of the ranks' shares of a batch; empty: even
+    measures_rows: bool = False  # whether the weights follow from each rank's time
+    machines: Sequence[Sequence[int]] = ()  # the ranks of each, with the strategy hsdp
 
 
 @dataclass(frozen=True)
 class Options(Settings):
     """Requested settings as typed: `plan.decide` turns them into a `Plan`.
 
-    `devices` and `strategy` have a grammar and a table of their own, and are checked there. strategy: "": single for
-    one device, ddp for several.
-
-    shares: of each batch, with the strategy exact; None: the plan decides.
-    rows: how the rows of a batch are divided: "3:1", "even" or "auto"; "": the plan decides.
-    threads: per worker; None: the plan decides.
+    `devices` and `strategy` have a grammar and a table of their own, and are checked there.
 
     Raises:
         OptionError: an option has a value that is not allowed.
     """
 
     devices: str = "auto"
-    strategy: str = ""
-    shares: int | None = None
-    rows: str = ""
+    strategy: str = ""  # "": single for one device, ddp for several
+    shares: int | None = None  # of each batch, with the strategy exact; None: the plan decides
+    rows: str = ""  # "3:1", "even" or "auto"; "": the plan decides
     kind: KindWord = "auto"
-    threads: int | None = None
+    threads: int | None = None  # per worker; None: the plan decides
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))

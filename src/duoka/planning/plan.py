@@ -15,6 +15,7 @@ from duoka.hardware.gpu import Device, Gpu
 from duoka.hardware.inventory import Inventory, units
 from duoka.planning.options import (
     ONE_MACHINE,
+    Computing,
     Machines,
     Options,
     RunSettings,
@@ -171,6 +172,7 @@ def _device_of_rank(chosen: Choice, request: spec.Request, machines: Machines, v
     if request.pick:
         hint = f"{machines.engine} has started a process for each rank, and each would pick on its own"
         raise OptionError("--devices", str(request), "numbers", hint)
+    # One device for all is meant on CPUs, if the engine shows each process its own, and where there is one rank only.
     if len(devices) == 1 and (devices[0].type == "cpu" or visible is not None or here == 1):
         return chosen
     if rank >= len(devices) or (here not in (0, len(devices)) and str(request) != "auto"):
@@ -219,10 +221,7 @@ def _kind(options: Options, script_info: Script, devices: int) -> tuple[Kind, st
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
     if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)  # the defaults
-        names = (
-            *("strategy", "shares", "rows", "batch_norm", "randomness", "loading", "row_independent", "blocks"),
-            *("checkpoint_activations", "cpu_offload"),
-        )
+        names = ("strategy", "shares", "rows", *(setting.name for setting in fields(Computing)))
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
     if options.strategy in ("auto", "fsdp", "hsdp") and kind is Kind.API:
@@ -321,7 +320,7 @@ def _guess(gpus: Sequence[Gpu]) -> tuple[float, ...]:
 
 def _differ(gpus: Sequence[Gpu]) -> bool:
     """Return whether GPUs differ in model or memory, or in what other programs use of them."""
-    models = {(gpu.name, gpu.capability, gpu.memory >> 30) for gpu in gpus}
+    models = {(gpu.name, gpu.capability, gpu.memory >> 30) for gpu in gpus}  # cards of a model differ by some MiB
     loads = {(gpu.used or 0) * LOADED > gpu.memory for gpu in gpus}
     return len(models) > 1 or len(loads) > 1
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from duoka.proving.recording import ROW_DIGEST, Recording, TensorEntry, TensorKind
 
-PIECE = 1 << 22  # numbers in a piece
+PIECE = 1 << 22  # numbers that are compared at once: arrays are mapped from files, and widened to 64 bits
 
 # The distance from 1 to the next number.
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7} | {
@@ -36,20 +36,15 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloa
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The difference of one tensor after one step.
-
-    largest: between two of its numbers; infinite if one is not finite. size: its largest number in either run. moved:
-    the distance it moved from its start, in the first run; of a gradient, which starts at 0, its largest number.
-    epsilon: of its type; 0 for whole numbers. problem: the reason why it cannot be compared.
-    """
+    """The difference of one tensor after one step."""
 
     step: int
     name: str
-    largest: float
-    size: float
-    moved: float
-    epsilon: float
-    problem: str = ""
+    largest: float  # between two of its numbers; infinite if one is not finite
+    size: float  # its largest number in either run
+    moved: float  # from its start, in the first run; of a gradient, which starts at 0, its largest number
+    epsilon: float  # of its type; 0 for whole numbers
+    problem: str = ""  # the reason why it cannot be compared
     kind: TensorKind = "parameter"
 
     @property
@@ -84,7 +79,7 @@ def _gaps(first: Recording, second: Recording) -> Iterator[Gap]:
     if not (first.states and second.states):
         return
     start = first.states[0].tensors
-    for state, other in zip(first.states, second.states, strict=False):
+    for state, other in zip(first.states, second.states, strict=False):  # the numbers of steps are compared, too
         for name, entry in state.tensors.items():
             theirs = other.tensors.get(name)
             if theirs is None:
@@ -149,30 +144,24 @@ Kind = Literal["batches", "rows", "order", "samples", "values", "ranks"]
 
 @dataclass(frozen=True, slots=True)
 class DataGap:
-    """The first step with other training data. kind: of the difference; text: the same in words.
-
-    counts: False for floating-point arguments of a model, which may have been computed and differ by rounding.
-    """
+    """The first step with other training data."""
 
     step: int
-    kind: Kind
-    text: str
-    counts: bool = True
+    kind: Kind  # of the difference
+    text: str  # the same in words
+    counts: bool = True  # False for floats that a model is given: they may be computed, and differ by rounding
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One tensor of a batch, merged from all ranks. at: its path in the batch. rows: a digest of each row.
+    """One tensor of a batch, merged from all ranks."""
 
-    ordered: True if the order of the rows is known. apart: True if ranks that must have the same tensor do not.
-    """
-
-    at: str
+    at: str  # its path in the batch
     dtype: str
     shape: tuple[int, ...]
-    rows: tuple[str, ...]
-    ordered: bool
-    apart: bool
+    rows: tuple[str, ...]  # a digest of each row
+    ordered: bool  # the order of the rows is known
+    apart: bool  # ranks that must have the same tensor do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,18 +275,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of one comparison.
-
-    parts: the first gap of any size. first: the first gap beyond rounding, and `allowed` its limit. worst: the
-    largest gap relative to its tensor, of parameters and buffers. why: other differences than tensors, in words.
-    """
+    """The judgement of one comparison."""
 
     verdict: Verdict
-    parts: Gap | None
-    first: Gap | None
-    allowed: float
-    worst: Gap | None
-    why: str
+    parts: Gap | None  # the first gap of any size
+    first: Gap | None  # the first gap beyond rounding
+    allowed: float  # the limit of `first`
+    worst: Gap | None  # the largest relative to its tensor, of parameters and buffers
+    why: str  # other differences than tensors, in words
 
 
 def judge(comparison: RunComparison, bound: Bound) -> Judgement:

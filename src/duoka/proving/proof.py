@@ -29,14 +29,11 @@ OPTIONS: tuple[tuple[str, str | None, Any, str], ...] = (
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """A run to record.
+    """A run to record."""
 
-    name: shown in the table. nudge: None, or the seed of the directions in which weights are moved.
-    """
-
-    name: str
+    name: str  # shown in the table
     plan: Plan
-    nudge: int | None = None
+    nudge: int | None = None  # None, or the seed of the directions in which weights are moved
 
     def nudged(self, seed: int) -> ScriptRun:
         """Return the same run with weights moved in their last place."""
@@ -57,16 +54,13 @@ def as_python(plan: Plan, threads: int | None) -> ScriptRun:
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """The proof to make: each of `others` must compute what `first` does, for `steps` steps.
-
-    want: the worst verdict that is accepted.
-    """
+    """The proof to make: each of `others` must compute what `first` does, for `steps` steps."""
 
     first: ScriptRun
     others: tuple[ScriptRun, ...]
     steps: int
     seed: int
-    want: Verdict
+    want: Verdict  # the worst verdict that is accepted
     log_dir: Path | None
 
     @property
@@ -173,7 +167,7 @@ def _in_two_parts(request: ProofRequest, compare_run: Compare) -> list[RunCompar
 def begins_alike(comparison: RunComparison) -> bool:
     """Return True if two runs have the same loss in their first step, up to rounding."""
     first, second = (losses[0] if losses else math.nan for losses in comparison.losses)
-    return not abs(first - second) > SAME_LOSS * max(abs(first), abs(second))
+    return not abs(first - second) > SAME_LOSS * max(abs(first), abs(second))  # True for NaN: no loss was seen
 
 
 def _outcome(

@@ -85,7 +85,7 @@ class TensorNames:
             module
             for module in modules
             if id(module) not in known
-            and TENSORS_AND_CHILDREN[-1] in module.__dict__
+            and TENSORS_AND_CHILDREN[-1] in module.__dict__  # its __init__ has run
             and any(id(parameter) in trained for parameter in module.parameters())
         ]
         script_names = _script_names(new)

@@ -34,28 +34,22 @@ _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "flo
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a state. dtype: torch's name. shape: as text. start: where it begins in the file.
-
-    kind: a forward pass may have changed a buffer before the first step; a gradient is that which made the step.
-    """
+    """A tensor of a state."""
 
     name: str
-    dtype: str
-    shape: str
+    dtype: str  # torch's name
+    shape: str  # as text
     digest: str
-    start: int
-    kind: TensorKind
+    start: int  # where it begins in the file
+    kind: TensorKind  # a forward pass may have changed a buffer before the first step
 
 
 @dataclass(frozen=True)
 class StepState:
-    """The state after one step; step 0 is the state before the first.
-
-    losses: of the backward passes since the step before.
-    """
+    """The state after one step; step 0 is the state before the first."""
 
     step: int
-    losses: tuple[float, ...]
+    losses: tuple[float, ...]  # of the backward passes since the step before
     tensors: dict[str, TensorEntry]
 
 

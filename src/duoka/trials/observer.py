@@ -42,13 +42,10 @@ class StepLimitReached(BaseException):
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """End of a trial.
-
-    how: "enough" if ended after the wanted steps, "ended" if the script ended without error before.
-    """
+    """End of a trial."""
 
     steps: int
-    how: How
+    how: How  # "enough": after the wanted steps; "ended": the script ended without error before
 
 
 class TrialObserver(Observer, ABC):

@@ -114,6 +114,7 @@ class History:
     def log(self, values: Iterable[LoggedValue]) -> None:
         for value in values:
             kept = self.values.setdefault(value.name, Thinned())
+            # Fewer of each where there are many: the memory does not grow with either number.
             kept.add(Point(value.time, value.value), min(MOST, MOST_VALUES // len(self.values)))
 
     def look_at(self, time: float, gpus: Mapping[str, Gpu]) -> None:

@@ -80,18 +80,15 @@ Segments = Sequence[Sequence[Point]]
 
 @dataclass(frozen=True)
 class Axis:
-    """The axes of a chart. begin, end: times. top: the largest value. low, high: texts at its ends.
+    """The axes of a chart."""
 
-    ticks: places with texts, if `begin` and `end` are not times.
-    """
-
-    begin: float
+    begin: float  # begin and end: times, unless there are ticks
     end: float
-    top: float
-    high: str
+    top: float  # the largest value
+    high: str  # high and low: texts at the ends
     low: str = "0"
     bottom: float = 0.0
-    ticks: Sequence[tuple[float, str]] = ()
+    ticks: Sequence[tuple[float, str]] = ()  # places with texts
 
     def x(self, time: float) -> float:
         return WIDTH * (time - self.begin) / max(self.end - self.begin, 1e-9)

@@ -37,16 +37,12 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. code: its exit code; None: it could not be started. time: CLOCK_MONOTONIC.
+    """How a run ended."""
 
-    words: in place of what the exit code says. steps: that all ranks have made in the last attempt; None: as many as
-    at the last look.
-    """
-
-    code: int | None
-    time: float
-    words: str = ""
-    steps: int | None = None
+    code: int | None  # None: it could not be started
+    time: float  # CLOCK_MONOTONIC
+    words: str = ""  # in place of what the exit code says
+    steps: int | None = None  # that all ranks have made in the last attempt; None: as many as at the last look
 
 
 def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, position: str = "") -> str:

@@ -39,15 +39,12 @@ def numbers_in(line: str) -> Iterator[tuple[str, float]]:
 
 
 class OutputReader:
-    """Reads new output. lines: the last ones printed, without progress bars. latest: the last number of each value.
-
-    leaves_out: the script logs more names than are kept.
-    """
+    """Reads new output."""
 
     def __init__(self) -> None:
-        self.leaves_out = False
-        self.lines: deque[str] = deque(maxlen=KEPT)
-        self.latest: dict[str, float] = {}
+        self.leaves_out = False  # the script logs more names than are kept
+        self.lines: deque[str] = deque(maxlen=KEPT)  # the last ones printed, without progress bars
+        self.latest: dict[str, float] = {}  # the last number of each value
         self._values = self._lines = 0  # numbers of the last ones read
         self._logged: set[str] = set()  # names of values that the script gives to a log
         self._once: dict[str, LoggedValue] = {}  # printed once so far
@@ -92,18 +89,14 @@ class OutputReader:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a script is. Numbers count from 1; 0: not known.
+    """Where a script is. Numbers count from 1; 0: not known."""
 
-    epoch: of `epochs`. batch: of `batches`, of the loader read last. bar: name, done and total of the outermost
-    progress bar. left: seconds until the end of the last epoch, or of the bar.
-    """
-
-    epoch: int = 0
+    epoch: int = 0  # of `epochs`
     epochs: int = 0
-    batch: int = 0
+    batch: int = 0  # of `batches`, of the loader read last
     batches: int = 0
-    bar: tuple[str, float, float] | None = None
-    left: float | None = None
+    bar: tuple[str, float, float] | None = None  # name, done and total of the outermost progress bar
+    left: float | None = None  # seconds until the end of the last epoch, or of the bar
 
     def words(self) -> str:
         """Describe it: `epoch 3 of 10, batch 120 of 400, about 0:12:30 left`; empty if nothing is known."""

@@ -36,35 +36,26 @@ MOST_REPORTS = 8  # the last ones, so that the file stays small however often th
 class RunRecord:
     """The contents of the file.
 
-    pid: of the command process. name: of the script or function. devices: of the workers, in the order of ranks.
-    first: rank of the first worker. begun: UNIX time. sees_waits: collectives are waited for where they are called,
-    so that the board has the time. samples_differ: each rank loads a batch of its own. attempt: 0 at first, and one
-    more after each restart. faults: what ended the attempts so far. reports: what was printed about each of them.
-    pids: of the workers. board: descriptor of the status board in the command process; -1: there is none. code: the
-    exit code; None: the run goes on.
-
-    For a run on several machines: machine: the number of this one. machines: each as named in messages; empty if an
-    engine started a command for each rank on one machine. workers: of each. run: a name of the run, equal on all.
-    Machine 0's status board also has the samples of the others.
+    For a run on several machines, machine 0's status board also has the samples of the others.
     """
 
-    pid: int
-    name: str
-    devices: tuple[str, ...]
-    first: int
-    begun: float
-    sees_waits: bool
-    samples_differ: bool
-    attempt: int = 0
-    faults: tuple[str, ...] = ()
-    reports: tuple[str, ...] = ()
-    pids: tuple[int, ...] = ()
-    board: int = -1
-    code: int | None = None
-    machine: int = 0
-    machines: tuple[str, ...] = ()
-    workers: tuple[int, ...] = ()
-    run: str = ""
+    pid: int  # of the command process
+    name: str  # of the script or function
+    devices: tuple[str, ...]  # of the workers, in the order of ranks
+    first: int  # rank of the first worker
+    begun: float  # UNIX time
+    sees_waits: bool  # collectives are waited for where they are called, so that the board has the time
+    samples_differ: bool  # each rank loads a batch of its own
+    attempt: int = 0  # 0 at first, and one more after each restart
+    faults: tuple[str, ...] = ()  # what ended the attempts so far
+    reports: tuple[str, ...] = ()  # what was printed about each of them
+    pids: tuple[int, ...] = ()  # of the workers
+    board: int = -1  # descriptor of the status board in the command process; -1: there is none
+    code: int | None = None  # the exit code; None: the run goes on
+    machine: int = 0  # the number of this one
+    machines: tuple[str, ...] = ()  # each as named in messages; empty if an engine started all on one machine
+    workers: tuple[int, ...] = ()  # of each machine
+    run: str = ""  # a name of the run, equal on all machines
 
     @property
     def others(self) -> tuple[int, ...]:

@@ -21,32 +21,25 @@ SILENT = 3.0  # seconds without a sample of another machine's ranks
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """Counters of one rank since its start; times are seconds. A wait counts at its end, or when it becomes long.
-
-    pid: 0: no sample was received yet. time: CLOCK_MONOTONIC of its machine. device: as planned. waited: in
-    collectives. loaded: taking batches from loaders. samples: in these batches. rows, seconds_of_row: as in
-    `Counters`. ran: its main thread on a core. queued: its main thread ready to run, without a core. cpu: all its
-    threads on cores. memory: bytes that it has in memory. inside: the collective in which it is; empty if in none.
-    since: how long. received: for ranks of other machines, CLOCK_MONOTONIC of this machine when the sample came.
-    """
+    """Counters of one rank since its start; times are seconds. A wait counts at its end, or when it becomes long."""
 
     rank: int
-    pid: int
-    time: float = 0.0
-    device: str = ""
+    pid: int  # 0: no sample was received yet
+    time: float = 0.0  # CLOCK_MONOTONIC of its machine
+    device: str = ""  # as planned
     steps: int = 0
-    waited: float = 0.0
-    loaded: float = 0.0
-    samples: int = 0
-    rows: int = 0
+    waited: float = 0.0  # in collectives
+    loaded: float = 0.0  # taking batches from loaders
+    samples: int = 0  # in these batches
+    rows: int = 0  # this and the next as in `Counters`
     seconds_of_row: float = 0.0
-    ran: float = 0.0
-    queued: float = 0.0
-    cpu: float = 0.0
-    memory: int = 0
-    inside: str = ""
-    since: float = 0.0
-    received: float | None = None
+    ran: float = 0.0  # its main thread on a core
+    queued: float = 0.0  # its main thread ready to run, without a core
+    cpu: float = 0.0  # all its threads on cores
+    memory: int = 0  # bytes that it has in memory
+    inside: str = ""  # the collective in which it is; empty if in none
+    since: float = 0.0  # how long
+    received: float | None = None  # of ranks of other machines: CLOCK_MONOTONIC of this machine when the sample came
 
     @property
     def is_known(self) -> bool:
@@ -103,17 +96,13 @@ def _main_thread(pid: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a rank's time, each as a fraction; they add up to 1.
+    """The parts of a rank's time, each as a fraction; they add up to 1."""
 
-    waiting: in collectives, for other ranks. loading: for batches of loaders. queued: ready to compute, without a
-    core. computing: its main thread on a core. rest: its main thread asleep, as for a disk, another program or a GPU.
-    """
-
-    waiting: float
-    loading: float
-    computing: float
-    queued: float
-    rest: float
+    waiting: float  # in collectives, for other ranks
+    loading: float  # for batches of loaders
+    computing: float  # its main thread on a core
+    queued: float  # ready to compute, without a core
+    rest: float  # its main thread asleep, as for a disk, another program or a GPU
 
 
 def parts(before: RankSample, after: RankSample) -> Parts:

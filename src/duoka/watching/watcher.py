@@ -22,40 +22,30 @@ APART = 0.05  # of the time: ranks that wait as long as each other within this a
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank now. parts: of its time lately; None until two samples are known. cores: that it keeps busy.
-
-    gpu: the state of its GPU, if it has one and the driver of this machine reports it. machine:
-    as named in messages; empty if the run has only one. silent: seconds since a sample of another machine's rank
-    came, or since the first look; 0.0 for ranks of this machine.
-    """
+    """One rank now."""
 
     sample: RankSample
-    parts: Parts | None = None
-    cores: float | None = None
-    gpu: Gpu | None = None
-    machine: str = ""
-    silent: float = 0.0
+    parts: Parts | None = None  # of its time lately; None until two samples are known
+    cores: float | None = None  # that it keeps busy
+    gpu: Gpu | None = None  # the state of its GPU, if it has one and the driver of this machine reports it
+    machine: str = ""  # as named in messages; empty if the run has only one
+    silent: float = 0.0  # seconds since a sample of another machine's rank came, or since the first look
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run at one time. Rates are averages of the last seconds; None while, or if, they are unknown.
-
-    seconds: since the run began. slowest: the rank for which others waited most often, and the fraction of readings
-    in which they did; None if no waits are measured. position: in epochs and batches. values: the latest value
-    of each name. lines: the last lines that the script printed.
-    """
+    """The state of a run at one time. Rates are averages of the last seconds; None while, or if, they are unknown."""
 
     record: RunRecord
-    seconds: float
+    seconds: float  # since the run began
     steps: int
     steps_per_second: float | None
     samples_per_second: float | None
     ranks: tuple[RankState, ...]
-    slowest: tuple[int, float] | None = None
-    position: Position = field(default_factory=Position)
-    values: Mapping[str, float] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()
+    slowest: tuple[int, float] | None = None  # for which others waited most often; in what fraction of readings
+    position: Position = field(default_factory=Position)  # in epochs and batches
+    values: Mapping[str, float] = field(default_factory=dict)  # the latest value of each name
+    lines: tuple[str, ...] = ()  # that the script printed last
 
     @property
     def waiting(self) -> float | None:

@@ -96,18 +96,14 @@ class LoadedTensor(Stored):
 
 @dataclass(frozen=True)
 class FileContents:
-    """The contents of a file or directory, whose tensors are not read yet.
-
-    format: name of the format. tree: dicts, lists and values as saved, with tensors as `Stored`. metadata: of the
-    file. notes: remarks for the user about the reading. check: finds damage that reading does not; raises
-    WeightsError or CheckpointError.
-    """
+    """The contents of a file or directory, whose tensors are not read yet."""
 
     path: Path
-    format: str
-    tree: Any
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    format: str  # its name
+    tree: Any  # dicts, lists and values as saved, with tensors as `Stored`
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the file
+    notes: tuple[str, ...] = ()  # remarks for the user about the reading
+    # Finds damage that reading does not; raises WeightsError or CheckpointError.
     check: Callable[[], None] = lambda: None
 
     def tensors(self) -> dict[str, Stored]:
@@ -233,15 +229,12 @@ def is_sharded(value: Any) -> bool:
 
 
 class Span(NamedTuple):
-    """Bytes of a tensor, or of a file, that one rank holds.
+    """Bytes of a tensor, or of a file, that one rank holds."""
 
-    at: offset in the tensor or the file. start: offset in the rank's rows. size: in bytes. name: of the tensor.
-    """
-
-    at: int
-    start: int
-    size: int
-    name: Any = None
+    at: int  # offset in the tensor or the file
+    start: int  # offset in the rank's rows
+    size: int  # in bytes
+    name: Any = None  # of the tensor
 
 
 def runs_of(tensor: BatchTensor, itemsize: int, rank: int | None = None) -> list[Span]:
