@@ -8,12 +8,14 @@ import pytest
 from duoka.hardware import machine
 
 
-def made(folder: Path, files: dict[str, str], own: str = "") -> tuple[Path, Path]:
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], own: str) -> None:
     for name, text in files.items():
-        (folder / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "fs" / name).write_text(text)
-    (folder / "own").write_text(own)
-    return folder / "fs", folder / "own"
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text)
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(machine, "ROOT", tmp_path / "fs")
+    monkeypatch.setattr(machine, "OWN", tmp_path / "own")
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,9 @@ def made(folder: Path, files: dict[str, str], own: str = "") -> tuple[Path, Path
         ),
     ],
 )
-def test_cores(tmp_path: Path, files: dict[str, str], own: str, cores: float) -> None:
-    assert machine.allowed_cores(*made(tmp_path, files, own)) == cores
+@pytest.mark.usefixtures("groups")
+def test_cores(cores: float) -> None:
+    assert machine.allowed_cores() == cores
 
 
 @pytest.mark.parametrize(
@@ -63,8 +66,9 @@ def test_cores(tmp_path: Path, files: dict[str, str], own: str, cores: float) ->
         ),
     ],
 )
-def test_memory(tmp_path: Path, files: dict[str, str], own: str, memory: tuple[int | None, int]) -> None:
-    assert machine.memory_limit(*made(tmp_path, files, own)) == memory
+@pytest.mark.usefixtures("groups")
+def test_memory(memory: tuple[int | None, int]) -> None:
+    assert machine.memory_limit() == memory
 
 
 def test_here() -> None:

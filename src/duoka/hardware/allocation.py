@@ -130,26 +130,12 @@ def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
     return by_preference(gpu for gpu in able if not why_unavailable(gpu, request))[: request.count]
 
 
-def until_free(
-    take: Callable[[], T],
-    limit: float,
-    say: Callable[[str], None],
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> T:
-    """Call `take` until it does not raise DevicesBusy, and return its result.
+def until_free(take: Callable[[], T], limit: float, say: Callable[[str], None]) -> T:
+    """Call `take` until it does not raise DevicesBusy, and return its result; raise it after `limit` seconds.
 
-    Args:
-        take: reads the inventory and locks devices.
-        limit: seconds to wait; 0 does not wait.
-        say: called with the users of the devices, whenever these change.
-        sleep: waits between two attempts.
-        clock: monotonic seconds.
-
-    Raises:
-        DevicesBusy: the time is over.
+    say: called with the users of the devices, whenever these change.
     """
-    deadline = clock() + limit
+    deadline = time.monotonic() + limit
     users = ""
     while True:
         try:
@@ -158,7 +144,7 @@ def until_free(
             if limit > 0 and busy.users != users:
                 users = busy.users
                 say(f"waiting for devices: {users}")
-            left = deadline - clock()
+            left = deadline - time.monotonic()
             if left <= 0:
                 raise
-        sleep(min(STEP, left))
+        time.sleep(min(STEP, left))

@@ -62,25 +62,24 @@ def _processor() -> str:
 # Control groups.
 
 
-def allowed_cores(root: Path = ROOT, membership: Path = OWN) -> float:
+def allowed_cores() -> float:
     """Return the number of cores allowed; infinite without a limit."""
-    return min((_quota(folder) for folder in _groups("cpu", root, membership)), default=math.inf)
+    return min(map(_quota, _groups("cpu")))
 
 
-def memory_limit(root: Path = ROOT, membership: Path = OWN) -> tuple[int | None, int]:
+def memory_limit() -> tuple[int | None, int]:
     """Return the memory limit and the memory in use, in bytes; the limit is None if there is none."""
-    limits = [limit for folder in _groups("memory", root, membership) if (limit := _memory(folder)) is not None]
-    return min(limits, default=(None, 0))
+    return min(filter(None, map(_memory, _groups("memory"))), default=(None, 0))
 
 
-def _groups(controller: str, root: Path, membership: Path) -> list[Path]:
+def _groups(controller: str) -> list[Path]:
     """Return the folders of this process's group and of its parents."""
     # Version 1 has a tree for each controller; version 2 one for all, of which the line names no controller.
-    is_first_version = (root / controller).is_dir()
-    base = root / controller if is_first_version else root
+    is_first_version = (ROOT / controller).is_dir()
+    base = ROOT / controller if is_first_version else ROOT
     group = Path()
     with suppress(OSError, ValueError):
-        for line in membership.read_text().splitlines():
+        for line in OWN.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(",") if is_first_version else not controllers:
                 group = Path(path.lstrip("/"))

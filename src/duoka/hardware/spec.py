@@ -59,92 +59,94 @@ def parse(text: str) -> Request:
 
     Raises OptionError if the text is not in the grammar, or asks for no worker, too many, or one device twice.
     """
-    return replace(_parse(text), text=text.strip())
+    try:
+        return replace(_parse(re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())), text=text.strip())
+    except ValueError as error:
+        raise OptionError("--devices", text, FORMS, str(error)) from None
 
 
-def _parse(text: str) -> Request:
-    word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
+def _parse(word: str) -> Request:
+    """Parse a text without spaces. This and the following functions raise ValueError, with a hint or without one."""
     if word.startswith(("gpu-", "mig-")):
-        return Request("gpu", uuids=_uuids(text, word))
+        return Request("gpu", uuids=_uuids(word))
     if advice := _advice(word):
-        raise _wrong(text, advice)
+        raise ValueError(advice)
     kind, colon, rest = word.partition(":")
     if kind in ("free", "best"):
-        return _picked(text, kind, rest)  # type: ignore[arg-type]  # narrowed by the test
+        return _picked(kind, rest)  # type: ignore[arg-type]  # narrowed by the test
     if kind in ("auto", "gpu", *TYPES) and not colon:
         return Request(kind)
     if kind == "cpu":
-        return Request("cpu", count=_count(text, rest) if colon else 1)
+        return Request("cpu", count=_count(rest) if colon else 1)
     if kind in ("gpu", *TYPES):
-        return Request(kind, indices=_numbers(text, rest))
+        return Request(kind, indices=_numbers(rest))
     if re.fullmatch(r"[0-9]+", word):
-        return Request("auto", count=_count(text, word))
+        return Request("auto", count=_count(word, "; for GPU 0 alone write `0,` or `gpu:0`"))
     if not colon and re.fullmatch(r"[0-9,-]+", word):
-        return Request("gpu", indices=_numbers(text, word))
-    raise _wrong(text)
+        return Request("gpu", indices=_numbers(word))
+    raise ValueError
 
 
-def _picked(text: str, pick: Pick, rest: str) -> Request:
+def _picked(pick: Pick, rest: str) -> Request:
     """Parse `2`, or `2,mem>=10G`, after `free:` or `best:`."""
     count, *conditions = rest.split(",")
     if re.fullmatch(r"[0-9]+", count) is None:
-        raise _wrong(text, f"write how many, for example {pick}:1")
+        raise ValueError(f"write how many, for example {pick}:1")
     memory = 0
     for condition in conditions:
         match = re.fullmatch(r"mem ?>= ?([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", condition)
         if match is None:
             quoted = "; a shell takes `>` for itself: quote it" if condition == "mem" else ""
-            raise _wrong(text, f"the one condition is free memory: '{pick}:{count},mem>=10G'{quoted}")
+            raise ValueError(f"the one condition is free memory: '{pick}:{count},mem>=10G'{quoted}")
         memory = max(memory, int(float(match[1]) * UNITS[match[2]]))
-    return Request("gpu", count=_count(text, count), pick=pick, memory=memory)
+    return Request("gpu", count=_count(count), pick=pick, memory=memory)
 
 
-def _uuids(text: str, word: str) -> tuple[str, ...]:
+def _uuids(word: str) -> tuple[str, ...]:
     """Parse `GPU-3c1a6d0e,GPU-8932f937` or `MIG-5a2f0b1c` to UUIDs in the driver's spelling."""
     items = word.split(",")
     for item in items:
         if re.fullmatch(r"(gpu-|mig-|mig-gpu-)[0-9a-f][0-9a-f/-]*", item) is None:
-            raise _wrong(text, f"{item!r} is not the beginning of a UUID; numbers and UUIDs do not mix")
+            raise ValueError(f"{item!r} is not the beginning of a UUID; numbers and UUIDs do not mix")
     if len(items) > 1 and "mig-" in word:
-        raise _wrong(text, ONE_PART)
+        raise ValueError(ONE_PART)
     uuids = tuple(re.sub("gpu-|mig-", lambda kind: kind[0].upper(), item) for item in items)
     if len(set(uuids)) < len(uuids):
-        raise _wrong(text, "a UUID is given twice, and a device has one worker")
+        raise ValueError("a UUID is given twice, and a device has one worker")
     return uuids
 
 
-def _count(text: str, digits: str) -> int:
+def _count(digits: str, hint: str = "") -> int:
     if re.fullmatch(r"[0-9]+", digits) is None:
-        raise _wrong(text, "a number of workers is expected after `cpu:`")
+        raise ValueError("a number of workers is expected after `cpu:`")
     if not digits.strip("0"):
-        gpu = "" if ":" in text else "; for GPU 0 alone write `0,` or `gpu:0`"
-        raise _wrong(text, f"that is no worker{gpu}")
+        raise ValueError(f"that is no worker{hint}")
     if len(digits) > 9 or int(digits) > MOST_WORKERS:
-        raise _wrong(text, f"that is more than {MOST_WORKERS} workers")
+        raise ValueError(f"that is more than {MOST_WORKERS} workers")
     return int(digits)
 
 
-def _numbers(text: str, listed: str) -> tuple[int, ...]:
+def _numbers(listed: str) -> tuple[int, ...]:
     """Parse `0,3`, `0-3`, `0-1,4` or `1,`."""
     items = listed.removesuffix(",").split(",")
-    numbers = [number for item in items for number in _item(text, item)]
+    numbers = [number for item in items for number in _item(item)]
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
     if twice:
-        raise _wrong(text, f"{twice[0]} is given twice, and a device has one worker")
+        raise ValueError(f"{twice[0]} is given twice, and a device has one worker")
     return tuple(numbers)
 
 
-def _item(text: str, item: str) -> range:
+def _item(item: str) -> range:
     if re.fullmatch(r"-[0-9]+", item):
-        raise _wrong(text, "device numbers are not negative; for all GPUs write `gpu`")
+        raise ValueError("device numbers are not negative; for all GPUs write `gpu`")
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
     if match is None:
-        raise _wrong(text, f"{item!r} is not a number or a range of numbers" if item else "a number is missing")
+        raise ValueError(f"{item!r} is not a number or a range of numbers" if item else "a number is missing")
     first, last = int(match[1]), int(match[2] or match[1])
     if first > last:
-        raise _wrong(text, f"the range {item} runs backwards; write {last}-{first}")
+        raise ValueError(f"the range {item} runs backwards; write {last}-{first}")
     if last >= MOST_WORKERS:
-        raise _wrong(text, f"device numbers end at {MOST_WORKERS - 1}")
+        raise ValueError(f"device numbers end at {MOST_WORKERS - 1}")
     return range(first, last + 1)
 
 
@@ -159,7 +161,3 @@ def _advice(word: str) -> str:
     if colon and f",{first}:" in word:
         return f"write {word.replace(f',{first}:', ',')}"
     return ""
-
-
-def _wrong(text: str, hint: str = "") -> OptionError:
-    return OptionError("--devices", text, FORMS, hint)

@@ -84,6 +84,7 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
     Rank 0 creates it and publishes its name, empty if there is no room. It removes the name when all have opened the
     file, so the memory is freed with the processes.
     """
+    # Rounded up: the second mapping must begin at a multiple of the granularity.
     board = -(-world_size * SLOT_SIZE // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
     size = board + shared_memory.memory_size(world_size)
     with ExitStack() as until_opened:
@@ -98,6 +99,7 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
         with suppress(OSError):
             file = os.open(store.get("memory").decode(), os.O_RDWR)
             until_opened.callback(os.close, file)
+        # Rank 0's `with` ends after this: the file keeps its name until all have opened it.
         if gather_texts(store, "memory of {}", rank, world_size, str(file >= 0), timeout) != ["True"] * world_size:
             return None
         return mmap.mmap(file, board), mmap.mmap(file, size - board, offset=board)
@@ -135,7 +137,7 @@ class Grouped(Origin):
     """One rank of torch's default group, initialized by Ray Train or by the script; duoka shares its store."""
 
     def store(self, timeout: float) -> Store:
-        return PrefixStore("duoka", store_of_default_group())
+        return PrefixStore("duoka", store_of_default_group())  # the group's own keys are beside it
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ def reach_tcp_store(rank: int, address: str, port: int, timeout: float, is_maste
     """
     limit = timedelta(seconds=timeout)
     try:
+        # Without waiting for workers: those that never come are named by `connect`, and not by torch's timeout.
         return rendezvous.tcp_store(
             address, port, is_master=is_master, timeout=limit, wait_for_workers=False, use_libuv=True
         )

@@ -75,7 +75,7 @@ class Process:
             raise
         finally:
             if self.run is not None and os.getpid() == home:
-                self.run.close(wait=well)
+                self.run.close(wait=well)  # after an error the others may never come
 
 
 @cache

@@ -70,10 +70,12 @@ def launch(
     _check(what, nodes, retries, kwargs)
     ray = _library()
     words = ["-m", "duoka.ray.call"] if callable(what) else [str(Path(what).resolve()), *map(str, args)]
+    # The paths outside, as they are needed to unpickle what names modules.
     call = pickle.dumps((sys.path, ray.cloudpickle.dumps((what, args, kwargs)))) if callable(what) else b""
     kind = ["--kind", "api"] if callable(what) else []
     job = Job(("--threads", "1", *options, *kind, *words), call, os.getcwd(), bundle)
     again = [WorkerFailed, ray.exceptions.RayError] if retries else False
+    # A task without resources of its own: those of the nodes are the placement group's, made anew for each attempt.
     gang = ray.remote(num_cpus=0, max_retries=retries, retry_exceptions=again)(_gang)
     running = gang.remote(job, nodes, waiting(wait))
     try:
@@ -106,11 +108,11 @@ def _check(what: object, nodes: int, retries: int, kwargs: dict[str, Any]) -> No
     if this_process().origin is not None:
         hint = "start this program with python"
         raise OptionError("duoka.ray.launch", "called in a worker", "called outside of workers", hint)
-    numbers: dict[str, tuple[Any, int, int]] = {
-        "nodes": (nodes, 1, MOST_MACHINES),
-        "retries": (retries, 0, MOST_RETRIES),
-    }
-    for name, (number, least, most) in numbers.items():
+    numbers: list[tuple[str, Any, int, int]] = [
+        ("nodes", nodes, 1, MOST_MACHINES),
+        ("retries", retries, 0, MOST_RETRIES),
+    ]
+    for name, number, least, most in numbers:
         if not isinstance(number, int) or not least <= number <= most:
             raise OptionError(name, number, f"a whole number from {least} to {most}")
     if not callable(what) and kwargs:
@@ -139,7 +141,7 @@ def _gang(job: Job, nodes: int, wait: float) -> list[bytes]:
                 f"the cluster has {len([node for node in ray.nodes() if node['Alive']])} with altogether "
                 f"{_shown(ray.cluster_resources())}, of which {_shown(ray.available_resources())} are free"
             )
-        rendezvous = ray.get(_task(group, 0, {})(free_port).remote())
+        rendezvous = ray.get(_task(group, 0, {})(free_port).remote())  # on the node of machine 0
         key = secrets.token_hex(32)
         commands = [_task(group, node, job.bundle)(run_command) for node in range(nodes)]
         running = [command.remote(job, node, nodes, rendezvous, key) for node, command in enumerate(commands)]
@@ -148,13 +150,13 @@ def _gang(job: Job, nodes: int, wait: float) -> list[bytes]:
         groups.remove_placement_group(group)
 
 
-def _task(group: Any, node: int, bundle: dict[str, float]) -> Callable[[Callable[..., Any]], Any]:
+def _task(group: Any, node: int, bundle: dict[str, float]) -> Any:
     """Return the decorator of a task on one node of the group."""
     scheduling = import_module("ray.util.scheduling_strategies")
     strategy = scheduling.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
     cpus, gpus = bundle.get("CPU", 0), bundle.get("GPU", 0)
-    decorator: Any = _library().remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy=strategy)
-    return decorator  # type: ignore[no-any-return]
+    # No retries: one command alone cannot join a run again. `_gang` is what Ray may start again.
+    return _library().remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, scheduling_strategy=strategy)
 
 
 def _shown(bundle: dict[str, float]) -> str:
@@ -194,7 +196,7 @@ def results(ends: Sequence[CommandResult]) -> list[bytes]:
     """
     failed = [end for end in ends if end.code]
     if failed:
-        first = min(failed, key=lambda end: (not end.error, not end.lost))
+        first = min(failed, key=lambda end: (not end.error, not end.lost))  # others end because of it, and say less
         raise WorkerFailed(first.description())
     by_rank = {rank: result for end in ends for rank, result in end.results.items()}
     return [by_rank[rank] for rank in sorted(by_rank)]
@@ -264,9 +266,9 @@ def run_command(job: Job, node: int, nodes: int, rendezvous: str, key: str) -> C
         with subprocess.Popen(command, env=environment.inherited(variables), cwd=job.folder) as process:
             try:
                 code = process.wait()
-            except BaseException:
+            except BaseException:  # Ray raises KeyboardInterrupt in a task that it cancels
                 process.terminate()
-                raise
+                raise  # `with` waits for the end of the process before
         results = {int(path.suffix[1:]): path.read_bytes() for path in Path(folder).glob("result.*")}
         errors = [path.read_text() for path in sorted(Path(folder).glob("error.*"))]
     return CommandResult(node, code, results, "".join(errors[:1]), host=socket.gethostname())

@@ -23,7 +23,7 @@ def main() -> None:
         raise OptionError("DUOKA_CALL", MISSING, "set", "call duoka.ray.launch, which sets it and starts this module")
     try:
         result = import_module("ray.cloudpickle").dumps(_call(Path(folder, "call").read_bytes()))
-    except PeerLost:
+    except PeerLost:  # another rank's error is the cause, and in its own file
         raise
     except Exception:
         Path(folder, f"error.{origin.rank}").write_text(traceback.format_exc())
