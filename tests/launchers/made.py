@@ -39,7 +39,7 @@ def plan(**given: Any) -> Plan:
 
 def ending(rank: int = 0, how: How = "returned", code: int = 0, time: float = 0.0, **given: Any) -> Ending:
     """Return the record of how a script ended."""
-    return Ending(rank, how, code, time, "host", **given)
+    return Ending(how, code, time, **given)
 
 
 def raised(rank: int, error: str = "ValueError: boom", time: float = 0.0, code: int = 1, **given: Any) -> Ending:

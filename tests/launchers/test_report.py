@@ -60,14 +60,14 @@ def test_an_error_and_its_rank(tell: Tell) -> None:
     assert tell(worker(0, **ENDED), worker(1, raised(1), 1), worker(2, lost(2), 1)) == [
         "Traceback of rank 1",
         "ValueError: boom",
-        "duoka: raised on rank 1 of 3 (host); the other ranks were ended",
+        f"duoka: raised on rank 1 of 3 ({HOST}); the other ranks were ended",
         "  rank 2: lost the connection to rank 1 (--verbose shows it)",
     ]
 
 
 def test_an_error_that_only_a_script_s_own_hook_shows(tell: Tell) -> None:
     first = tell(worker(0, **ENDED), worker(1, raised(1, shown=True), 1))[0]
-    assert first == "duoka: raised on rank 1 of 2 (host); the other rank was ended"
+    assert first == f"duoka: raised on rank 1 of 2 ({HOST}); the other rank was ended"
 
 
 def test_another_error_is_one_line(tell: Tell) -> None:
@@ -80,7 +80,7 @@ def test_verbose_shows_all_with_duoka_s_own_frames(tell: Tell) -> None:
     assert lines == [
         "whole Traceback of rank 1",
         "ValueError: boom",
-        "duoka: raised on rank 1 of 2 (host); the other rank was ended",
+        f"duoka: raised on rank 1 of 2 ({HOST}); the other rank was ended",
         "duoka: rank 0 ended with",
         "whole Traceback of rank 0",
         "RuntimeError: Connection closed by peer",

@@ -18,17 +18,12 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 def test_an_ending_is_one_line_and_comes_back_the_same() -> None:
-    one = ending.raised(1, caught(ValueError("two\nlines, é and \udc80")))
+    one = ending.raised(caught(ValueError("two\nlines, é and \udc80")))
     line = one.line()
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert Ending.from_line(line) == one
     json.loads(line)
-
-
-def test_the_last_line_was_reached() -> None:
-    end = ending.returned(3)
-    assert (end.rank, end.how, end.code, end.consequence) == (3, "returned", 0, False)
 
 
 @pytest.mark.parametrize(
@@ -46,14 +41,13 @@ def test_the_last_line_was_reached() -> None:
     ],
 )
 def test_sys_exit(value: object, code: int, said: str) -> None:
-    end = ending.exited(0, SystemExit(value))
+    end = ending.exited(SystemExit(value))
     assert (end.how, end.code, end.said) == ("exited", code, said)
 
 
 def test_an_exception() -> None:
-    end = ending.raised(2, caught(ValueError("boom")))
-    assert (end.rank, end.how, end.code, end.kind, end.error) == (
-        2,
+    end = ending.raised(caught(ValueError("boom")))
+    assert (end.how, end.code, end.kind, end.error) == (
         "raised",
         1,
         "ValueError",
@@ -67,11 +61,11 @@ def test_an_exception() -> None:
     ("error", "code"), [(KeyboardInterrupt(), 130), (OptionError("--x", 1, "2"), 2), (PeerLost("no"), 1)]
 )
 def test_exit_codes_of_exceptions(error: BaseException, code: int) -> None:
-    assert ending.raised(0, caught(error)).code == code
+    assert ending.raised(caught(error)).code == code
 
 
 def test_a_script_that_cannot_be_read_is_told_and_not_traced() -> None:
-    end = ending.raised(0, caught(ScriptError("there is no script")))
+    end = ending.raised(caught(ScriptError("there is no script")))
     assert (end.how, end.code, end.said, end.trace) == ("exited", 2, "duoka: error: there is no script", "")
 
 
@@ -97,7 +91,7 @@ class DistBackendError(RuntimeError):
 )
 def test_what_only_says_that_another_rank_went_away(error: BaseException) -> None:
     assert is_consequence(error)
-    assert ending.raised(0, error).consequence
+    assert ending.raised(error).consequence
 
 
 @pytest.mark.parametrize(
@@ -141,4 +135,4 @@ def test_an_error_that_denies_to_come_from_another_is_not_its_consequence() -> N
 def test_giving_up_after_a_lost_connection_is_a_consequence(code: object, consequence: bool) -> None:
     error = while_handling(RuntimeError(GLOO), SystemExit(code))
     assert isinstance(error, SystemExit)
-    assert ending.exited(0, error).consequence == consequence
+    assert ending.exited(error).consequence == consequence

@@ -184,10 +184,10 @@ def test_they_are_part_of_the_record_of_an_error_that_follows_another_rank(tmp_p
         frames_of(tmp_path, SCRIPT.replace("made.fit", "1 + made.fit"))
         raise RanksApart("apart")
     except RanksApart as error:
-        made = ending.raised(0, error)
+        made = ending.raised(error)
     assert made.frames
     assert Ending.from_line(made.line()) == made
-    assert ending.raised(0, ValueError("its own")).frames == []
+    assert ending.raised(ValueError("its own")).frames == []
 
 
 def test_after_the_scripts_end_its_global_variables_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

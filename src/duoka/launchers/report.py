@@ -118,10 +118,8 @@ def _agreed(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 
 def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
-    first, ending = verdict.culprits[0], verdict.culprits[0].ending
-    assert ending is not None
-    who = f"{scene.ranks_of_all(verdict.ranks)} ({ending.host})"
-    headline = _headline(f"raised on {who}{scene.progress(first.rank)}", verdict, scene)
+    first = verdict.culprits[0]
+    headline = _headline(f"raised on {scene.ranks(verdict.ranks)}{scene.progress(first.rank)}", verdict, scene)
     return [*_last_words(first, scene), headline, *_hints(verdict, scene)]
 
 

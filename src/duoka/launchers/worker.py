@@ -295,17 +295,17 @@ def _ending_of(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
         _run(attempt, info)
         _wait_for_gpu()
     except SystemExit as error:
-        end = ending.exited(info.rank, error)
+        end = ending.exited(error)
         if end.said and own_log:
             _print(f"{end.said}\n")
         return end
     except BaseException as raised:
         script_errors.disable_loader_errors()  # one may be raised at any line from here on
         cause = script_errors.cause_of(raised)
-        end = ending.raised(info.rank, cause)
+        end = ending.raised(cause)
         end = replace(end, held=held_when_short(end.error))
         return end if attempt.function is not None else _show(cause, end, own_log)
-    return ending.returned(info.rank)
+    return Ending("returned", 0)
 
 
 def _wait_for_gpu() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -32,11 +31,9 @@ class Ending:
     held: if memory ran out, the bytes of parameters, gradients, optimizers' states, and of all tensors.
     """
 
-    rank: int
     how: How
     code: int
     time: float = field(default_factory=time.monotonic)
-    host: str = field(default_factory=socket.gethostname)
     said: str = ""
     kind: str = ""
     error: str = ""
@@ -57,32 +54,26 @@ class Ending:
         return cls(**{**read, "frames": [FrameValues(**frame) for frame in read["frames"]]})
 
 
-def returned(rank: int) -> Ending:
-    """Record that the script reached its end."""
-    return Ending(rank, "returned", 0)
-
-
-def exited(rank: int, error: SystemExit) -> Ending:
+def exited(error: SystemExit) -> Ending:
     """Record a sys.exit: None is code 0, a number is the code, anything else is a message and code 1."""
     code, said = 1, ""
     if error.code is None or isinstance(error.code, int):
         code = (error.code or 0) & 0xFF
     else:
         said = str(error.code)
-    return Ending(rank, "exited", code, said=said, consequence=code != 0 and is_consequence(error))
+    return Ending("exited", code, said=said, consequence=code != 0 and is_consequence(error))
 
 
-def raised(rank: int, error: BaseException) -> Ending:
+def raised(error: BaseException) -> Ending:
     """Record an exception, and remove duoka's frames from its traceback."""
     if isinstance(error, ScriptError):  # no script has run
-        return Ending(rank, "exited", 2, said=f"duoka: error: {error}")
+        return Ending("exited", 2, said=f"duoka: error: {error}")
     # The time first: the first of the ranks' errors is found by it, and formatting takes a while.
     now, full_trace, consequence = time.monotonic(), tracebacks.shown(error), is_consequence(error)
     code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, AskedError) else 1
     frames = values_of(error) if consequence else []
     tracebacks.trim(error)
     return Ending(
-        rank=rank,
         how="raised",
         code=code,
         time=now,
