@@ -154,6 +154,7 @@ def refuse_copies(command: str) -> None:
 def _check_rest() -> None:
     """Raise an error if only some rank variables are set: each process would be a run of its own."""
     rank, count = environment.number("RANK"), environment.number("WORLD_SIZE")
+    # A worker may start another duoka; and RANK=0, WORLD_SIZE=1 or none mean one process.
     if environment.is_duokas_own(environment.variable("TORCHELASTIC_RUN_ID")) or (not rank and count in (None, 1)):
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -186,7 +187,7 @@ def torchrun() -> Task | None:
         job=run or "",
         store=environment.variable("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=environment.number("TORCHELASTIC_RESTART_COUNT") or 0,
-        home=machines == 1,
+        home=machines == 1,  # of several, torchrun does not say
         how=TORCHRUN,
     )
 
@@ -236,7 +237,7 @@ def _with_address(task: Task) -> Task:
 def _starter() -> str | None:
     """Return the nearest ancestor that is a launcher of MPI, which started all tasks of this machine."""
     pid = os.getppid()
-    while pid > 1:
+    while pid > 1:  # a shell or a profiler may be between
         stat = process_stat(pid)
         if stat is None:
             return None

@@ -47,11 +47,11 @@ def choose(request: Request, inventory: Inventory) -> Choice:
     allowed, notes = allowed_gpus(inventory)
     if request.type == "auto":
         notes += (inventory.why_others,) * bool(inventory.why_others)
-        if not allowed:
+        if not allowed:  # a count means CPU workers where there is no GPU
             return Choice(_cpus(request.count), notes)
     gpus, why = _gpus_for(request, allowed, inventory)
     notes += why
-    if inventory.vendor_module.IS_SORTED:
+    if inventory.vendor_module.IS_SORTED:  # as the runtime numbers them, whatever the order in its variable
         gpus = sorted(gpus, key=lambda gpu: gpu.index)
     if inventory.visible is not None:
         mapping = ", ".join(f"{kind}:{index} = GPU {gpu.number}" for index, gpu in enumerate(gpus))
@@ -84,7 +84,7 @@ def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) 
     split = "it is split into parts (MIG), of which a run can use one"
     unusable = {gpu.number: gpu.problem or split for gpu in allowed if gpu.problem or gpu.is_split}
     left_out = tuple(f"GPU {number} is left out: {why}" for number, why in unusable.items())
-    if not usable and parts and request.count in (None, 1):
+    if not usable and parts and request.count in (None, 1):  # where there are whole GPUs, too, parts must be named
         rest = " of several; --devices free:1 takes one that nobody uses" if len(parts) > 1 else ""
         return parts[:1], (f"GPU {parts[0].number} is a part (MIG){rest}",)
     if (request.count is not None and request.count > len(usable)) or not usable:
@@ -97,7 +97,7 @@ def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) 
 def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) -> list[Gpu]:
     """Return the GPUs of a list of numbers or UUIDs."""
     gpus: list[Gpu] = []
-    named = dict.fromkeys((*allowed, *units(allowed)))
+    named = dict.fromkeys((*allowed, *units(allowed)))  # whole GPUs are in both
     for name in request.indices or request.uuids:
         if isinstance(name, int):
             called, matching = f"GPU {name}", [gpu for gpu in named if gpu.card is None and gpu.index == name]
@@ -134,7 +134,7 @@ def allowed_gpus(inventory: Inventory) -> tuple[tuple[Gpu, ...], tuple[str, ...]
     for entry in visible.split(","):
         gpu = _named(entry.strip(), gpus)
         if gpu is None or gpu in allowed:
-            if entry.strip() not in ("", "-1"):
+            if entry.strip() not in ("", "-1"):  # those end it on purpose
                 ends = f"{entry.strip()!r} is no further GPU of this machine and ends the list"
                 return tuple(allowed), (f"{_setting(inventory)}: {ends}",)
             return tuple(allowed), () if allowed else (f"{_setting(inventory)} hides all GPUs",)

@@ -134,14 +134,15 @@ def _forks_can_use_gpus() -> bool:
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads; this fork needs none
         pid = os.fork()
     if pid == 0:
-        os._exit(is_in_bad_fork(module))
+        os._exit(is_in_bad_fork(module))  # only a fork knows: a call that asks for the number of GPUs leaves no trace
     return os.waitpid(pid, 0)[1] == 0
 
 
 def start_workers(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], bytes] = pickle.dumps) -> list[Any]:
     """Call a function in workers forked from this process, and return their results, which `dumps` pickles."""
     if not end_thread_pools():
-        plan = replace(plan, threads=1)  # a forked worker would wait for the threads of this process for ever
+        plan = replace(plan, threads=1)  # a worker with more would wait for ever for those of this process
+    # Files: a pipe that nobody reads until the end would hold a rank up.
     results = [tempfile.TemporaryFile(prefix="duoka-") for _ in plan.devices]  # noqa: SIM115
     outputs = Outputs(plan.log_dir, range(1, plan.world_size))
     report: list[str] = []
@@ -176,7 +177,7 @@ def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]], dumps: Callable
             data = dumps(error)
             pickle.loads(data)
             file.write(data)
-        raise
+        raise  # for the worker's `Ending`
     finally:
         file.flush()
 

@@ -72,7 +72,7 @@ def standard_input() -> bytes:
     with os.fdopen(os.memfd_create("duoka-script"), "wb", closefd=True) as kept:
         kept.write(source)
         kept.flush()
-        os.dup2(kept.fileno(), 0)
+        os.dup2(kept.fileno(), 0)  # at its end, as the position is shared
     return source
 
 
@@ -119,7 +119,7 @@ def _script(name: str) -> Location:
     if not path.is_file():
         hint = "duoka run - takes one from standard input"
         raise ScriptError(f"{name!r} is a pipe or a device, and a script must be a file, to be read twice; {hint}")
-    path = path.resolve()  # Python also imports from the folder that a link points to
+    path = path.resolve()  # as the interpreter, which imports from the folder that a link points to
     return Location(path, path.parent, path.parent)
 
 
@@ -269,7 +269,7 @@ def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
     sys.argv[:] = [name, *args]
     _search_first("" if path == TYPED else os.path.dirname(os.path.realpath(path)))
     main = _new_main(path, SourceFileLoader("__main__", path))
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # not to inherit `annotations` from here
 
 
 def _run_module(name: str, args: Sequence[str]) -> None:
@@ -292,7 +292,7 @@ def _module_code(name: str) -> tuple[ModuleSpec, CodeType]:
             spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
-            raise  # a parent package exists, but a module that it imports does not
+            raise  # of a module that a parent package imports: the script's own error
         spec = None
     get_code = getattr(spec and spec.loader, "get_code", None)
     code = get_code(name) if get_code else None
@@ -314,5 +314,5 @@ def _new_main(path: str, loader: object) -> ModuleType:
     main.__dict__.update(__builtins__=builtins, __loader__=loader, __cached__=None)
     if sys.version_info < (3, 14):
         main.__dict__["__annotations__"] = {}  # noqa: RUF063  created here
-    sys.modules["__main__"] = main
+    sys.modules["__main__"] = main  # before the script runs, which may pickle, or start processes, by this name
     return main

@@ -7,7 +7,7 @@ that does not return costs the time limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -78,52 +78,42 @@ def ask() -> Report:
 
 def _answer(pynvml: Any) -> Report:
     try:
-        with _driver(pynvml):
-            gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-            system = _Queries(pynvml)
-            driver = _text(system.ask("nvmlSystemGetDriverVersion"))
-            cuda = system.ask("nvmlSystemGetCudaDriverVersion_v2") or system.ask("nvmlSystemGetCudaDriverVersion")
-            why_none = "" if gpus else "the NVIDIA driver sees no GPU"
-            versions = {"driver": driver, "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""}
-            return Report(gpus, why_none, versions)
-    except _NoDriver as error:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
         return Report(why_none=f"no NVIDIA driver answers here ({error})")
+    try:
+        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        system = _Queries(pynvml)
+        driver = _text(system.ask("nvmlSystemGetDriverVersion"))
+        cuda = system.ask("nvmlSystemGetCudaDriverVersion_v2") or system.ask("nvmlSystemGetCudaDriverVersion")
+        why_none = "" if gpus else "the NVIDIA driver sees no GPU"
+        versions = {"driver": driver, "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""}
+        return Report(gpus, why_none, versions)
     except pynvml.NVMLError as error:
         return Report(why_none=f"the NVIDIA driver reports an error ({error})")
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def links() -> list[Link]:
     """Return the connection of each pair of GPUs; empty without a driver. GPUs that fail are left out."""
     try:
         import pynvml
-
+    except ImportError:
+        return []
+    with suppress(TimeoutError, pynvml.NVMLError):
         return within(report.TIME_LIMIT, lambda: _links(pynvml))
-    except (ImportError, TimeoutError, _NoDriver):
-        return []
-    except pynvml.NVMLError:
-        return []
+    return []
 
 
 def _links(nvml: Any) -> list[Link]:
-    with _driver(nvml):
+    nvml.nvmlInit()
+    try:
         ask = _Queries(nvml).ask
         handles = {index: ask("nvmlDeviceGetHandleByIndex", index) for index in range(nvml.nvmlDeviceGetCount())}
         there = {index: handle for index, handle in handles.items() if handle is not None}
         return [_link(nvml, there, first, second) for first, second in combinations(there, 2)]
-
-
-class _NoDriver(Exception):
-    """The driver could not be initialized."""
-
-
-@contextmanager
-def _driver(nvml: Any) -> Iterator[None]:
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise _NoDriver(str(error)) from None
-    try:
-        yield
     finally:
         nvml.nvmlShutdown()
 

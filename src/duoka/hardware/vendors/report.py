@@ -57,7 +57,7 @@ def on_bus(vendor: str) -> list[str]:
     for device in PCI.glob("*"):
         with suppress(OSError):
             kind = (device / "class").read_text().strip()
-            if (device / "vendor").read_text().strip() == vendor and kind.startswith("0x03"):
+            if (device / "vendor").read_text().strip() == vendor and kind.startswith("0x03"):  # display controllers
                 addresses.append(device.name)
     return sorted(addresses)
 
@@ -69,5 +69,5 @@ def torch_is_built_for(word: str) -> bool:
         return False
     with suppress(OSError):
         text = Path(spec.origin).with_name("version.py").read_text()
-        return re.search(rf"^{word}\b[^=\n]*= ['\"]", text, re.MULTILINE) is not None
+        return re.search(rf"^{word}\b[^=\n]*= ['\"]", text, re.MULTILINE) is not None  # else: `hip = None`
     return False
