@@ -180,6 +180,21 @@ def test_workers_read_a_dataset_that_holds_batches(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_samples_that_are_batches_themselves(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        memory = list(DataLoader(TensorDataset(torch.arange(26.0).view(13, 2), torch.arange(13)), 4))
+        for _ in range(2):
+            for x, y in DataLoader(memory[:3], 2):
+                print(x.sum().item(), x[0].mean(1).tolist(), y.tolist())
+        for sample in DataLoader([{"x": x[:, 0], "first": x[0, 0].item()} for x, y in memory[:2]], 2):
+            print(sample["x"].sum(0).tolist(), sample["first"].tolist())
+        """
+    as_python(flow, source)
+
+
 def test_a_process_that_the_script_forks_takes_part_in_no_collective(flow: Flow) -> None:
     source = """
         import multiprocessing, sys, torch

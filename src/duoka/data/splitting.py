@@ -153,6 +153,8 @@ class LabelledBatch:
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; {advice}")
 
         def as_batch(leaf: Tensor) -> Tensor:
+            if isinstance(leaf, BatchTensor):  # stacked from samples that are batches themselves
+                return leaf
             if self.rows is not None:  # not by the view's weights, which may have changed since the batch was read
                 return BatchTensor.of_rows(leaf, n, view, self.weights)
             return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
@@ -247,6 +249,8 @@ class Reader:
         self._changes += bool(changed)
         if not is_stacked(batch, len(request.indices)):
             self.why = "its batches are not stacked tensors"
+        elif any(isinstance(leaf, BatchTensor) for leaf in tree_leaves(batch)):
+            self.why = "its samples are batches themselves"
         elif before != random_marks():
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
         elif changed and self._changes < CHANGES:

@@ -29,10 +29,16 @@ def install(session: Session) -> None:
     note_constructors()  # before they are replaced
     patches = session.patches
 
-    @patches.around(torch, "tensor", "to_dlpack", *_SPARSE)
+    @patches.around(torch, "tensor", "asarray", "to_dlpack", *_SPARSE)
     @patches.around(torch.utils.dlpack, "to_dlpack")
     def of_whole(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return compute_whole(original, args, kwargs) if batches_in((args, kwargs)) else original(*args, **kwargs)
+
+    @patches.around(torch, "as_tensor")
+    def as_tensor(original: Callable[..., Any], data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+        if not isinstance(data, BatchTensor):
+            return original(data, dtype=dtype, device=device)
+        return data.to(device=device or data.device, dtype=dtype or data.dtype)
 
     @patches.around(F, "l1_loss")
     def l1_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
