@@ -151,7 +151,8 @@ def exchange_rows(
     While the caller writes a block, the next one is sent. files: the offsets of tensors in each, as in `spans_of`.
     """
     rank, count = ranks.rank, ranks.world_size
-    device = next(tensor.device for tensor in tensors.values() if is_sharded(tensor))  # a library of GPUs sends from GPUs only
+    # The blocks are where the tensors are: a library of GPUs sends from GPUs only.
+    device = next(tensor.device for tensor in tensors.values() if is_sharded(tensor))
     spans = [[spans_of(offsets, tensors, source) for source in range(count)] for offsets in files]
     longest = max(sum(span.size for span in each) for sources in spans for each in sources)
     size = min(BLOCK, longest)  # an all-to-all has blocks of one size
