@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from duoka.forecasting.forecast import Forecast, ForecastRequest, TimedRun
+from duoka.forecasting.forecast import Forecast, TimedRun
 from duoka.forecasting.timer import Timing
 from duoka.hardware.gpu import Device
 from duoka.planning.options import Options
@@ -49,4 +49,4 @@ ONE_DEVICE = plan((Device("cpu"),))
 
 def forecast(*runs: TimedRun, cores: int = 64) -> Forecast:
     """Create a forecast on a machine with so many cores."""
-    return Forecast(ForecastRequest("train.py", [(one.name, one.plan) for one in runs], 30, cores, None), runs)
+    return Forecast("train.py", cores, runs)

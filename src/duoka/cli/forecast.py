@@ -120,10 +120,8 @@ def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
 
     say = sayer(shown)
     say_plan(plans[-1].device_words, plans[-1], say)
-    request = forecasting.ForecastRequest(
-        opts.target.name, [(_named(plan, plans), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
-    )
-    result = forecasting.forecast(request, say)
+    named = [(_named(plan, plans), plan) for plan in plans]
+    result = forecasting.forecast(opts.target.name, named, steps, inventory.cores(), opts.log_dir, say)
     write_report(opts.report, lambda: forecasting.page(result))
     click.echo(forecasting.as_data(result) if shown == "json" else forecasting.as_text(result, shown))
     return 0

@@ -219,7 +219,7 @@ def check_localhost(resolve: Callable[[str], list[str]]) -> Finding:
 
 def check_interface(variable: str, names: str, interfaces: Sequence[str]) -> Iterator[Finding]:
     """Check that the network devices named in a variable exist. A name may be a prefix."""
-    if names.startswith("^"):  # all devices except these, in NCCL's grammar
+    if names.startswith("^"):  # all devices except these
         return
     asked = [name.partition(":")[0] for name in names.lstrip("=").split(",")]
     if not any(there.startswith(name) for name in asked for there in interfaces):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,6 @@ from duoka.watching.watcher import UNEVEN, WORTH_A_WORD
 SEED = 0  # of every run, so that all compute the same
 BEYOND = 1.25  # times the ideal speed: more than caches can explain
 ALIKE = 1.05  # times as fast: numbers of devices within this factor count as equally fast
-
-
-@dataclass(frozen=True)
-class ForecastRequest:
-    """What to measure."""
-
-    target: str  # the script, or the module
-    plans: Sequence[tuple[str, Plan]]  # by name; the one of one device is first
-    steps: int  # of each run
-    cores: int  # available to this process
-    log_dir: Path | None  # where to keep the script's output
 
 
 @dataclass(frozen=True)
@@ -70,10 +59,11 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The result. runs: by the number of devices, one first."""
+    """The result."""
 
-    request: ForecastRequest
-    runs: tuple[TimedRun, ...]
+    target: str  # the script, or the module
+    cores: int  # available to this process
+    runs: tuple[TimedRun, ...]  # by the number of devices, one first
 
     @property
     def by_devices(self) -> tuple[TimedRun, ...]:
@@ -103,8 +93,17 @@ class Forecast:
         return self.speedup(run) / run.ideal
 
 
-def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
-    """Measure every plan. say: called with progress messages.
+def forecast(
+    target: str,
+    plans: Iterable[tuple[str, Plan]],
+    steps: int,
+    cores: int,
+    log_dir: Path | None,
+    say: Callable[[str], None],
+) -> Forecast:
+    """Measure every plan, given by name, for so many steps; the one of one device is first.
+
+    log_dir: where to keep the script's output. say: called with progress messages.
 
     Raises:
         TrialFailed: the script failed in one of the runs.
@@ -113,11 +112,11 @@ def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
         Stopped: a signal asked for an end; all files are removed.
     """
     runs = []
-    with trial_runner("forecast", request.log_dir) as trials:
-        for name, plan in request.plans:
+    with trial_runner("forecast", log_dir) as trials:
+        for name, plan in plans:
             say(f"running {name}")
-            runs.append(TimedRun(name, plan, _timed(trials, name, plan, request.steps)))
-    return Forecast(request, tuple(runs))
+            runs.append(TimedRun(name, plan, _timed(trials, name, plan, steps)))
+    return Forecast(target, cores, tuple(runs))
 
 
 def _timed(trials: TrialRunner, name: str, plan: Plan, steps: int) -> Timing:
@@ -156,7 +155,7 @@ def reasons(forecast: Forecast, run: TimedRun) -> list[str]:
     if timing.samples is not None and timing.samples < devices:
         known.append(f"a batch of {timing.samples} over {devices} devices is computed whole by each of them")
     if run.plan.devices[0].type == "cpu":
-        cores = forecast.request.cores
+        cores = forecast.cores
         together, alone = min(devices * timing.threads, cores), min(forecast.baseline.timing.threads, cores)
         if together < devices * alone:
             known.append(
@@ -226,7 +225,7 @@ def _knows_samples(forecast: Forecast) -> bool:
 def title(forecast: Forecast) -> str:
     """Describe what was measured."""
     made, counted = ({getattr(run.timing, name) for run in forecast.runs} for name in ("steps", "counted"))
-    return f"measured on {_range(made)} steps of {forecast.request.target}, of which {_range(counted)} count"
+    return f"measured on {_range(made)} steps of {forecast.target}, of which {_range(counted)} count"
 
 
 def _range(numbers: set[int]) -> str:
@@ -284,7 +283,7 @@ def as_data(forecast: Forecast) -> str:
     """Return the forecast as JSON; times are seconds per step."""
     best = forecast.best
     data = {
-        "target": forecast.request.target,
+        "target": forecast.target,
         "fastest": {"name": best.name, "devices": best.devices} if forecast.is_possible else None,
         "verdict": verdict(forecast),
         "notes": list(doubts(forecast)),
@@ -317,12 +316,12 @@ def _run_data(forecast: Forecast, run: TimedRun) -> dict[str, Any]:
 def page(forecast: Forecast) -> str:
     """Return the page: the verdict, the time of a step and its ideal against devices, their parts, and the table."""
     body = [
-        head(f"{forecast.request.target}: {verdict(forecast)}", [title(forecast)]),
+        head(f"{forecast.target}: {verdict(forecast)}", [title(forecast)]),
         listed("What stands out", map(str.strip, [*sentences(forecast, False), *doubts(forecast)])),
         *_charts(forecast),
         table("Each number of devices", columns(forecast), [cells(forecast, run) for run in forecast.runs]),
     ]
-    return document(f"{forecast.request.target}: forecast", body)
+    return document(f"{forecast.target}: forecast", body)
 
 
 def _charts(forecast: Forecast) -> Iterator[str]:

@@ -87,8 +87,8 @@ def _as_torch_names(device: Device, inventory: Inventory) -> torch.device:
     if device.part is not None:
         if is_in_use:
             raise DeviceError(f"{device} is a part of a GPU (MIG): call duoka.devices before torch uses GPUs")
-        return torch.device(device.type, 0)  # CUDA shows a process one part only
-    # CUDA reads the variable for the order of its numbers (fastest first, or as on the bus) once, when it starts.
+        return torch.device(device.type, 0)  # a process sees one part only
+    # The driver's library reads the order of its numbers (fastest first, or as on the bus) once, when it starts.
     if is_in_use and any(environment.variable(name) != value for name, value in order.items()):
         uuids = [f"GPU-{module.get_device_properties(index).uuid}" for index in range(module.device_count())]
         return torch.device(device.type, uuids.index(device.uuid))

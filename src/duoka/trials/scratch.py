@@ -52,7 +52,9 @@ class Scratch:
         if not isinstance(path, (str, bytes, os.PathLike)) or path in ("", b"", ":memory:"):
             return None
         absolute = os.path.abspath(os.fsdecode(path))
-        kept = os.path.join(absolute, "").startswith(self._kept) or is_special(absolute)
+        # Sockets, pipes and devices have no contents to copy.
+        is_special = _kind(absolute) not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+        kept = is_special or os.path.join(absolute, "").startswith(self._kept)
         return None if kept else self.files + absolute
 
     def path_to_read(self, path: Any) -> Any:
@@ -144,11 +146,6 @@ def exists(path: Any) -> bool:
 def is_folder(path: Any) -> bool:
     """Return True for a folder or a link to one."""
     return _kind(path, posix.stat) == stat.S_IFDIR
-
-
-def is_special(path: Any) -> bool:
-    """Return True for a socket, a pipe or a device, which have no contents to copy: they stay where they are."""
-    return _kind(path) not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
 def make_folders(path: str) -> None:

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from duoka.system.messages import duration, in_words, per_second, printable
-from duoka.watching.progress import Position
 from duoka.watching.sample import PARTS, Part, parts_shown
 from duoka.watching.watcher import RankState, RunState, findings, name_on_machines, only_these, worst
 
@@ -143,7 +142,8 @@ def _notes(state: RunState) -> Text:
 
 def as_data(state: RunState) -> dict[str, Any]:
     """Return the state as plain data; seconds, bytes and fractions; None if unknown."""
-    record = state.record
+    record, position = state.record, state.position
+    bar = position.bar and dict(zip(("name", "done", "total"), position.bar, strict=True))
     return {
         "event": "look",
         "pid": record.pid,
@@ -161,15 +161,10 @@ def as_data(state: RunState) -> dict[str, Any]:
         "slowest": None if state.slowest is None else {"rank": state.slowest[0], "often": state.slowest[1]},
         "ranks": [_rank_data(rank, state.record.sees_waits) for rank in state.ranks],
         "findings": findings(state),
-        "position": _position_data(state.position),
+        "position": {**asdict(position), "bar": bar, "words": position.words()},
         "values": {name: value if math.isfinite(value) else None for name, value in state.values.items()},
         "lines": list(state.lines),
     }
-
-
-def _position_data(position: Position) -> dict[str, Any]:
-    bar = position.bar and dict(zip(("name", "done", "total"), position.bar, strict=True))
-    return {**asdict(position), "bar": bar, "words": position.words()}
 
 
 def _rank_data(rank: RankState, sees_waits: bool) -> dict[str, Any]:

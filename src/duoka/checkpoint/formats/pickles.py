@@ -104,7 +104,9 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
             tree = torch.load(path if mapped else file, map_location=onto_cpu, weights_only=True, mmap=mapped)
             plain = _Tree(max(SMALL, path.stat().st_size)).plain(tree)
     except Exception as error:  # torch raises errors of any type on damaged files
-        raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
+        said = str(error).partition(UNPICKLER)[2] or str(error)  # without torch's advice to load with code
+        line = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+        raise WeightsError(f"{path} cannot be read: {line}") from error
     notes = [f"mapped {device} → cpu" for device in sorted(devices - {"cpu"})]
     if unknown:
         notes.append(f"read as inert stand-ins: {', '.join(unknown)}")
@@ -285,9 +287,3 @@ def _sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
         while block := stream.read(1 << 20):
             total = zlib.crc32(block, total)
     return total
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of torch's message, without its advice to load without restrictions."""
-    text = str(error).partition(UNPICKLER)[2] or str(error)
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
