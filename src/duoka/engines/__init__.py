@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from duoka.errors import MISSING, OptionError
 from duoka.planning.options import ONE_MACHINE, Machines
@@ -65,19 +65,18 @@ class Task:
     how: str = ""
 
     def __post_init__(self) -> None:
+        """Check the variables. Raises OptionError if they contradict each other."""
         if not 0 <= self.rank < self.count:
-            self.refuse("the rank", self.rank, f"from 0 to {self.count - 1}")
+            raise self._contradiction("the rank", self.rank, f"from 0 to {self.count - 1}")
         local = self.local_rank
         if local is not None and not 0 <= local < (here := self.here or local + 1) <= self.count:
             claim = f"{local} of {here} on its machine, and {self.count} in all"
-            self.refuse("the local rank", claim, "one of those of its machine")
+            raise self._contradiction("the local rank", claim, "one of those of its machine")
+        claim = f"{self.count} on {self.machines} machines"
         if local is None and self.machines not in (None, self.count):
-            self.refuse(
-                "the number of processes", f"{self.count} on {self.machines} machines", "one for each machine"
-            )
+            raise self._contradiction("the number of processes", claim, "one for each machine")
         if self.machines is not None and not 1 <= self.machines <= self.count:
-            claim = f"{self.count} on {self.machines} machines"
-            self.refuse("the number of processes", claim, "at least one for each machine")
+            raise self._contradiction("the number of processes", claim, "at least one for each machine")
 
     @property
     def each(self) -> Literal["machine", "rank"]:
@@ -89,14 +88,9 @@ class Task:
             return "machine"
         return "rank"
 
-    def refuse(self, what: str, claim: object, allowed: str) -> NoReturn:
-        """Raise an error about contradictory variables.
-
-        Raises:
-            OptionError: always.
-        """
-        lines = f"{self.how or 'the engine'} starts one for each machine; --machines 1 makes each a run of its own"
-        raise OptionError(f"{what} set by {self.engine}", claim, allowed, lines)
+    def _contradiction(self, what: str, claim: object, allowed: str) -> OptionError:
+        hint = f"{self.how or 'the engine'} starts one for each machine; --machines 1 makes each a run of its own"
+        return OptionError(f"{what} set by {self.engine}", claim, allowed, hint)
 
 
 def find() -> Task | None:

@@ -24,17 +24,7 @@ from datetime import timedelta
 
 from duoka.errors import WorkerFailed
 from duoka.hardware import inventory
-from duoka.launchers.hangs import (
-    IdleClock,
-    Limits,
-    Stuck,
-    collect_stacks,
-    find_not_exiting,
-    find_stuck,
-    in_debugger,
-    refine_with_stacks,
-    waiting_for_ended,
-)
+from duoka.launchers import hangs
 from duoka.launchers.joining import join_machines
 from duoka.launchers.machines import OtherMachines
 from duoka.launchers.processes import Outputs, Signals, orphan_reaper
@@ -234,19 +224,21 @@ def attempt(run: RunContext, number: int) -> Verdict:
             os.close(store)
 
 
-def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stuck | None, signal.Signals | None]:
+def _watch(
+    run: RunContext, group: WorkerGroup, board: StatusBoard
+) -> tuple[hangs.Stuck | None, signal.Signals | None]:
     """Watch until all workers have ended, or it is time to end them.
 
     Returns the hang, if ranks are stuck, and the signal that asked the run to end.
     """
     plan, others = run.plan, run.others
-    limits = Limits(plan.timeout, plan.step_timeout, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
-    idle_clock, debugged_until = IdleClock(), 0.0
+    limits = hangs.Limits(plan.timeout, plan.step_timeout, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
+    idle_clock, debugged_until = hangs.IdleClock(), 0.0
 
-    def hang() -> Stuck | None:
+    def hang() -> hangs.Stuck | None:
         if time.monotonic() <= debugged_until or others.is_debugging():
             return None
-        return find_stuck(board, group.workers, limits, idle_clock, others.progress())
+        return hangs.find_stuck(board, group.workers, limits, idle_clock, others.progress())
 
     while not group.gone():
         group.listen(TICK)
@@ -263,7 +255,7 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
         if notice is not None or (group.failed() and not agreed(group.workers)):
             others.show(board, last=True)
             # An error of the script itself ends all ranks in the same way, one after the other; and those that only
-            # lost the connection to a rank say so. Both need a moment, and the progress of other machines.
+            # lost the connection to a rank say so. Both take a moment, as does the progress of other machines.
             grace = GRACE if notice is None else REMOTE_GRACE
             group.wait(lambda: group.done() and others.all_sent_last_progress(), grace)
             if notice is not None or not agreed(group.workers):
@@ -272,30 +264,30 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
             if stuck.mismatch is not None:  # let the ranks end by themselves: their endings have their values
                 group.end_waits()
                 group.wait(group.done, TO_END)
-            stuck = refine_with_stacks(collect_stacks(stuck, group), board)
-            if not any(in_debugger(stuck.stacks.get(rank, "")) for rank in stuck.missing):
+            stuck = hangs.refine_with_stacks(hangs.collect_stacks(stuck, group), board)
+            if not any(hangs.in_debugger(stuck.stacks.get(rank, "")) for rank in stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG  # until then no stacks are collected again
-        elif waiting_for_ended(board, group.workers):
+        elif hangs.waiting_for_ended(board, group.workers):
             return None, None  # no limit: nobody can join it any more
-        elif group.done() and (stuck := find_not_exiting(group.workers, limits, idle_clock)):
-            return collect_stacks(stuck, group), None
+        elif group.done() and (stuck := hangs.find_not_exiting(group.workers, limits, idle_clock)):
+            return hangs.collect_stacks(stuck, group), None
     return None, None
 
 
-def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: OtherMachines) -> Stuck | None:
+def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: OtherMachines) -> hangs.Stuck | None:
     """Return the hang that ranks themselves noticed: others did not join, or called another collective."""
     failed = [worker for worker in group.workers if worker.failed]
     if not failed or not all(is_consequence(worker) or is_abort(worker) for worker in failed):
         return None
     aborted = any(is_abort(worker) and board.read(worker.rank).waiting for worker in failed)
     # A library's own limit has passed already; otherwise only different collectives count, for which no limit holds.
-    limits = Limits(0.0 if aborted or any(map(was_too_late, failed)) else NEVER)
-    stuck = find_stuck(board, group.workers, limits, IdleClock(), others.progress())
+    limits = hangs.Limits(0.0 if aborted or any(map(was_too_late, failed)) else NEVER)
+    stuck = hangs.find_stuck(board, group.workers, limits, hangs.IdleClock(), others.progress())
     if stuck is None or (aborted and not (stuck.missing or stuck.mismatch)):
         return None
     limit = 0.0 if plan.kind is Kind.DISTRIBUTED else plan.timeout
-    return refine_with_stacks(collect_stacks(replace(stuck, limit=limit), group), board)
+    return hangs.refine_with_stacks(hangs.collect_stacks(replace(stuck, limit=limit), group), board)
 
 
 def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None:
@@ -307,7 +299,7 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
 
     def is_over() -> bool:
         left = [worker for worker in group.workers if not worker.done]
-        cannot_answer = left == waiting_for_ended(board, group.workers) != []
+        cannot_answer = left == hangs.waiting_for_ended(board, group.workers) != []
         return group.gone() or group.signals.interrupts > pressed or cannot_answer
 
     group.signal(asked)

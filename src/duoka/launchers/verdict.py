@@ -95,7 +95,7 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
         return Verdict("left" if early else "stuck", 1, early, tuple(failed), stuck)
     if not failed and not any(worker.was_signalled for worker in workers):
         return Verdict("well", 0)
-    # Any error follows from something. Ranks whose script has ended are it: nobody else can have been waited for.
+    # All errors follow from the end of another rank: of one whose script has ended well, if there is one.
     if left := [worker for worker in workers if worker.succeeded and not worker.failed]:
         return Verdict("left", 1, culprits=tuple(left), others=tuple(failed))
     return _verdict(failed[0], failed, failed) if failed else Verdict("elsewhere", 1)

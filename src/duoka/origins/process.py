@@ -19,9 +19,6 @@ if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
 
     from duoka.origins.origin import Communication, Origin
 
-Logged = Callable[[int | None, Mapping[str, object]], None]  # of a step, or None, and values by name
-Took = Callable[[int, int, int, int], None]
-
 
 class OpenRun(Protocol):
     """The part of an open run (`duoka.run.Run`) that lower modules use."""
@@ -56,8 +53,8 @@ class Process:
     run: OpenRun | None = None
     runs: int = 0  # opened so far
     saved: Callable[[int], None] = lambda step: None
-    logged: Logged | None = None
-    took: Took = lambda nanoseconds, samples, number, of: None
+    logged: Callable[[int | None, Mapping[str, object]], None] | None = None  # of a step, or None, values by name
+    took: Callable[[int, int, int, int], None] = lambda nanoseconds, samples, number, of: None
     began_epoch: Callable[[int, int], None] = lambda done, count: None
 
     @contextmanager
