@@ -87,6 +87,7 @@ class Checkpoint:
         keep: int | None = 2,
         best: Literal["max", "min"] | None = None,
     ) -> None:
+        # Names of states become names of files.
         wrong = [name for name in states if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)]
         wrong += [name for name in (RANDOM, "states", "manifest") if name in states]
         if wrong:
@@ -108,7 +109,7 @@ class Checkpoint:
         self._every = (every_steps, every_epochs, every_seconds)
         self._keep, self._best = keep, best
         self._background = BackgroundTask("duoka-checkpoint")
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, Memory] = {}  # by file, for the next save
         self._lock: Lock | None = None
         self._restored = False
         self._saved_at = time.monotonic()
@@ -337,7 +338,7 @@ class Checkpoint:
             CheckpointError: all checkpoints are damaged, or the saved states do not match the present ones.
             WeightsMismatch: a model has other tensors than the checkpoint.
         """
-        self._background.finish()
+        self._background.finish()  # a save under way is the newest checkpoint
         newest = on_first(self._ranks, self._find)
         self._restored = True
         if newest is None:

@@ -50,7 +50,7 @@ def _values(tree: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, str]
         return
     if isinstance(tree, (Mapping, list)) and tree and depth < 4:
         items = list(tree.items() if isinstance(tree, Mapping) else enumerate(tree))
-        if len(items) <= 40 or isinstance(tree, Mapping):
+        if len(items) <= 40 or isinstance(tree, Mapping):  # a longer list is shown in one line, cut
             for key, value in items:
                 yield from _values(value, f"{at}.{key}" if at else str(key), depth + 1)
             return

@@ -153,7 +153,7 @@ def choose(
     if not groups:
         raise WeightsError(f"{path} holds no tensors that could be weights")
     hits = {at: len(match(wanted, names)) for at, names in groups.items()} if wanted is not None else {}
-    if not any(hits.values()):
+    if not any(hits.values()):  # no model, or none of its names: the error will show a table of the likeliest
         return _likeliest(groups)
 
     def rank(at: str) -> tuple[int, int, int]:

@@ -166,7 +166,7 @@ class _WeightsFiles:
         return next(names for names in choices if not named & set(names))
 
     def _make(self, names: Sequence[str], numbers: Iterable[int]) -> Mapping[int, Path]:
-        for number in numbers:
+        for number in numbers:  # noted one by one, as all that are made are removed after an error
             self._made[number] = disk.partial_of(self._sibling(names[number]))
             if self._layouts and self._among is not None:
                 disk.reserve(self._made[number], self._layouts[number].size)

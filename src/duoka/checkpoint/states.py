@@ -121,6 +121,7 @@ class States:
         """Restore a state, and return its value as saved. tensors: by their path in the tree."""
         thing, kind = self.objects[name], self.kinds[name]
         try:
+            # Of models and optimizers each tensor is read when it is copied: there is no second one in memory.
             state = join(tree, tensors, reads=kind not in OWN_FILE)
         except Exception as error:  # data of another program may be of any form
             raise CheckpointError(f"the saved state of {name!r} is invalid: {error!r}") from error
@@ -148,7 +149,7 @@ class States:
         for key, model in self.objects.items():
             if isinstance(model, nn.Module):
                 names = plain_names(model)
-                state = model.state_dict(keep_vars=True)
+                state = model.state_dict(keep_vars=True)  # the parameters themselves, which the optimizer has
                 known |= {id(value): f"{key}.{names[name]}" for name, value in state.items()}
         number = count()
         return [

@@ -15,7 +15,7 @@ from duoka import __version__
 from duoka.errors import AskedError, DuokaError
 from duoka.system.messages import printable
 
-# name -> (the module with its `command`, its line in `duoka --help`)
+# name -> (the module with its `command`, its line in `duoka --help`), so that the help imports none of them
 COMMANDS = {
     "doctor": ("duoka.cli.doctor", "Check whether this machine will train well."),
     "forecast": ("duoka.cli.forecast", "Measure whether more devices make a script faster."),

@@ -26,7 +26,7 @@ def _show(as_json: bool) -> int:
     findings: list[Finding] = []
     for finding in examine():
         findings.append(finding)
-        if not as_json:
+        if not as_json:  # as they come: importing torch and the all-reduce take seconds
             click.echo("\n".join(lines(finding)))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))

@@ -60,6 +60,7 @@ def _look() -> Inventory:
 
 def _with_ranks(card: Gpu, ranks: Mapping[int, str]) -> Gpu:
     """Return a GPU with the rank of each of its processes. ranks: by pid, in words."""
+    # No processes are (), and those that the driver does not report are None: both stay.
     processes = card.processes and tuple(replace(user, run=ranks.get(user.pid, "")) for user in card.processes)
     return replace(card, processes=processes, parts=tuple(_with_ranks(part, ranks) for part in card.parts))
 
@@ -73,6 +74,7 @@ def _watch(processes: bool) -> int:
 
     def shown() -> Text:
         rows = lines(_look(), machine.read(), processes)
+        # A line for each card, also in a narrow terminal.
         return Text("\n".join([*rows, "", "q quits"]), no_wrap=True, overflow="ellipsis")
 
     with suppress(KeyboardInterrupt), signals_that_end(), _keys() as pressed, ExitStack() as ending:

@@ -87,6 +87,7 @@ def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan
 
     seen = inventory.read(plan.devices[0].type)
     limit = memory_of_each(plan.devices, seen) if size is None else size
+    # The options of the run, without those that one CPU worker does not take.
     alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None, machines=ONE_MACHINE)
     on_cpu = decide(alone, seen, environment.threads())
     count = plan.machines.count
@@ -97,7 +98,7 @@ def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan
     )
     say = sayer(plan.verbosity)
     try:
-        with _no_input():
+        with _no_input():  # it is the run's
             forecast = memory.forecast_memory(request, lambda text: say(f"--strategy auto: {text}"))
     except DuokaError:
         say("--strategy auto: the strategy cannot be chosen; --strategy ddp or fsdp starts the script at once")

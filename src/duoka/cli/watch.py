@@ -44,7 +44,7 @@ def watch(pid: int | None, as_json: bool, once: bool, as_page: bool) -> Callable
 
 
 def _watch(pid: int | None, as_json: bool, once: bool) -> int:
-    looks = _looks(pid, once)
+    looks = _looks(pid, once)  # a generator: it has not looked yet
     runs = _runs(pid)
     if not runs and pid is not None:
         raise OptionError("PID", pid, "that of a running `duoka run` of yours", "`duoka watch` shows all")
@@ -138,7 +138,9 @@ def _print_last(looks: Iterator[Look]) -> None:
     """Print the second look, which knows speeds; the first one if the runs end before."""
     from rich.console import Console
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(
+        highlight=False, width=None if sys.stdout.isatty() else WIDTH
+    )  # rich takes 80 columns for files
     first = next(looks)
     console.print(showing.as_tables(next(looks, first)[0] or first[0], console.width))
 

@@ -129,6 +129,7 @@ def _leave_at_last() -> None:
 
 def opened(path: Path, mode: str = "w") -> IO[Any]:
     """Open a new file with the system's own `open`, past the redirection, on this rank alone."""
+    # `open` with a descriptor is passed on: only paths are redirected.
     return open(posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), mode)
 
 

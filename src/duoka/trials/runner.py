@@ -60,6 +60,7 @@ def trial_runner(command: str, log_dir: Path | None) -> Iterator[TrialRunner]:
 
     Raises RunError if the folder cannot be created.
     """
+    # Signals are only noted from here on: the folder is removed before the command ends.
     with Signals() as signals, _folder(f"duoka-{command}-") as folder:
         yield TrialRunner(folder, signals, log_dir)
 

@@ -67,7 +67,7 @@ class Stored(ABC):
     @property
     def nbytes(self) -> int:
         """Number of bytes of the elements."""
-        return self.numel * DTYPES.get(self.dtype, ("", 1))[1]
+        return self.numel * DTYPES.get(self.dtype, ("", 1))[1]  # the others, such as qint8, have one byte
 
     @abstractmethod
     def read(self) -> Tensor:
@@ -194,6 +194,7 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     tensor = tensor.to(like.device)
+    # Without a source rank nothing is sent: each rank has read the tensor.
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
@@ -209,7 +210,7 @@ def is_plain_memory(tensor: Tensor) -> bool:
     import torch
 
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # another class may keep its values elsewhere
         and tensor.device.type == "cpu"
         and tensor.numel() > 0
         and tensor.is_contiguous()

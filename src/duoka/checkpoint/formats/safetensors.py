@@ -113,7 +113,7 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
     begin = int.from_bytes(file.read(0, 8), "little") + 8
     tree = {name: _tensor(file, begin, name, entry) for name, entry in header.items()}
     _check_covers(path, begin, file.size, tree)
-    for name in _widened(metadata):
+    for name in _widened(metadata):  # other programs read these as pairs of floats
         if name in tree and tree[name].dtype == "float64" and tree[name].shape[-1:] == (2,):
             tree[name] = FileTensor(file, "complex128", tree[name].shape[:-1], tree[name].start)
     return FileContents(path, "safetensors", tree, metadata)
@@ -168,6 +168,7 @@ def _check_covers(path: Path, begin: int, size: int, tree: dict[str, FileTensor]
     to two, or the file is too short or too long.
     """
     at = begin
+    # By size, too: a tensor without elements begins where the next one does.
     for tensor in sorted(tree.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
         if tensor.start != at:
             raise _damaged(path, f"byte {min(at, tensor.start)} belongs to two tensors, or to none")
