@@ -176,7 +176,6 @@ class Pairing:
 def _pair(
     targets: Mapping[str, Tensor], group: Mapping[str, Stored], only: Sequence[str], skip: Sequence[str]
 ) -> Pairing:
-    """Match the model's tensors with the file's."""
     pairs = names.match(targets, group)
     wanted = set(names.chosen(targets, only, skip))
     missing: dict[str, Shape] = {}

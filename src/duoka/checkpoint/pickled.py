@@ -177,7 +177,6 @@ def _summed(parts: Iterable[Part], begins: Sequence[int], sums: Tensor) -> Itera
 
 
 def _combined(spans: Iterable[Span], sums: Iterable[int]) -> dict[Record, int]:
-    """Combine the checksums of all spans of each record."""
     totals: dict[Record, int] = {}
     for span, value in zip(spans, sums, strict=True):
         totals[span.name] = combine_sums(totals.get(span.name, 0), value, span.size)

@@ -168,7 +168,6 @@ def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
 
 
 def _start(plan: Plan) -> int:
-    """Print the header, and run the script."""
     if plan.verbosity != "quiet" and (plan.machines.each == "machine" or plan.machines.number == 0):
         lines = details(plan).splitlines() if plan.verbosity == "verbose" else header(plan)
         print("\n".join(f"duoka: {line}" for line in lines), file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
 from typing import NamedTuple
@@ -131,11 +131,11 @@ class History:
 
     def step_times(self, rank: int, busy_only: bool) -> list[list[Point]]:
         """Return the seconds of a rank's step over time, for each attempt. busy_only: without waits for others."""
-        return [_step_times(samples, rank, busy_only) for samples in self.attempts]
+        return [_step_times(segment, busy_only) for segment in self._of_rank(rank)]
 
     def busy_time(self, rank: int) -> float:
         """Return the seconds of a step of one rank without waits for others, over all attempts."""
-        ends = [ends for samples in self.attempts if (ends := _ends(samples, rank)) is not None]
+        ends = [(segment[0][1], segment[-1][1]) for segment in self._of_rank(rank) if segment]
         seconds = sum(last.time - first.time for first, last in ends)
         waited = sum(last.waited - first.waited for first, last in ends)
         return (seconds - waited) / max(1, sum(last.steps - first.steps for first, last in ends))
@@ -145,28 +145,16 @@ class History:
         return max((samples[-1].of_rank(rank).memory for samples in self.attempts if samples), default=0)
 
     def memory(self, rank: int) -> list[list[Point]]:
-        return self._over_time(rank, lambda sample: sample.memory)
+        return [[Point(time, float(at.memory)) for time, at in segment] for segment in self._of_rank(rank)]
 
     def rows(self, rank: int) -> list[list[Point]]:
         """Return a rank's share of the largest batch over time, for each attempt, from its first batch on."""
-        points = self._over_time(rank, lambda sample: sample.rows)
-        return [[point for point in segment if point.value] for segment in points]
+        return [[Point(time, float(at.rows)) for time, at in segment if at.rows] for segment in self._of_rank(rank)]
 
-    def _over_time(self, rank: int, value: Callable[[RankSample], int]) -> list[list[Point]]:
-        return [
-            [
-                Point(sample.time, float(value(sample.of_rank(rank))))
-                for sample in samples
-                if sample.of_rank(rank).is_known
-            ]
-            for samples in self.attempts
-        ]
-
-
-def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSample] | None:
-    """Return the first known sample of a rank, and its last one; None if none is known."""
-    first = next((rank_sample for sample in samples if (rank_sample := sample.of_rank(rank)).is_known), None)
-    return None if first is None else (first, samples[-1].of_rank(rank))
+    def _of_rank(self, rank: int) -> list[list[tuple[float, RankSample]]]:
+        """Return the known samples of a rank and their times here, for each attempt."""
+        pairs = ([(sample.time, sample.of_rank(rank)) for sample in samples] for samples in self.attempts)
+        return [[(time, at) for time, at in segment if at.is_known] for segment in pairs]
 
 
 def _mean_parts(samples: Sequence[RunSample]) -> Iterator[PartsPoint]:
@@ -182,16 +170,15 @@ def _mean_parts(samples: Sequence[RunSample]) -> Iterator[PartsPoint]:
             before = after
 
 
-def _step_times(samples: Sequence[RunSample], rank: int, busy_only: bool) -> list[Point]:
+def _step_times(segment: Sequence[tuple[float, RankSample]], busy_only: bool) -> list[Point]:
     """Average over intervals in which the rank made at least one step."""
     points: list[Point] = []
     before: RankSample | None = None
-    for sample in samples:
-        now = sample.of_rank(rank)
+    for time, now in segment:
         if before is None:
             before = now if now.steps else None
         elif now.steps > before.steps:
             busy = now.time - before.time - (now.waited - before.waited if busy_only else 0.0)
-            points.append(Point(sample.time, max(0.0, busy) / (now.steps - before.steps)))
+            points.append(Point(time, max(0.0, busy) / (now.steps - before.steps)))
             before = now
     return points

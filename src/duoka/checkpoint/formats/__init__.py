@@ -152,7 +152,6 @@ def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
 
 
 def _near(path: Path) -> str:
-    """Suggest a similar file name."""
     if not path.parent.is_dir():
         return f": there is no directory {str(path.parent)!r} either"
     close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], n=1)
