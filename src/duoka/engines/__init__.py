@@ -40,29 +40,21 @@ STARTERS = frozenset({"hydra_pmi_proxy", "mpiexec", "mpiexec.hydra", "mpirun", "
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Task number `rank` of the `count` that a launcher has started for one job.
+    """Task number `rank` of the `count` that a launcher has started for one job. What it does not tell is None."""
 
-    engine: the launcher's name. job: a text that names this job and this start of it, equal in all of its tasks.
-    local_rank: number among the `here` tasks of its machine. machines: number of machines. None: unknown.
-    host, port: address of task 0; an empty host: unknown.
-    store: the launcher's own torch store is at that address. attempt: number of restarts by the launcher.
-    home: all machines of the job share the user's home directory.
-    how: a command that starts one task on each machine: `srun --ntasks-per-node 1`.
-    """
-
-    engine: str
+    engine: str  # the launcher's name
     rank: int
     count: int
-    local_rank: int | None = None
-    here: int | None = None
-    machines: int | None = None
-    host: str = ""
+    local_rank: int | None = None  # number among the tasks of its machine
+    here: int | None = None  # number of these
+    machines: int | None = None  # number of machines
+    host: str = ""  # address of task 0; empty: unknown
     port: int = 0
-    job: str = ""
-    store: bool = False
-    attempt: int = 0
-    home: bool = False
-    how: str = ""
+    job: str = ""  # a text that names this job and this start of it, equal in all of its tasks
+    store: bool = False  # the launcher's own torch store is at that address
+    attempt: int = 0  # number of restarts by the launcher
+    home: bool = False  # all machines of the job share the user's home directory
+    how: str = ""  # a command that starts one task on each machine: `srun --ntasks-per-node 1`
 
     def __post_init__(self) -> None:
         """Check the variables. Raises OptionError if they contradict each other."""

@@ -8,17 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of this machine.
-
-    index: physical; None for a CPU worker. uuid: of a GPU, or of a part of one. part: number of the
-    part, of a GPU that is split (MIG); else None.
-    """
+    """One device of this machine."""
 
     type: str  # as torch calls it
-    index: int | None = None
+    index: int | None = None  # physical; None for a CPU worker
     name: str = ""
-    uuid: str = field(default="", compare=False)
-    part: int | None = None
+    uuid: str = field(default="", compare=False)  # of a GPU, or of a part of one
+    part: int | None = None  # number of the part, of a GPU that is split (MIG)
 
     def __str__(self) -> str:
         """The name shown to users: `GPU 3`, `GPU 3:0` (a part), `CPU`."""
@@ -32,61 +28,49 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses a GPU.
-
-    memory: bytes on that GPU. user, command: empty if not visible. since: its start, in seconds since 1970. run: its
-    rank in a run of duoka of the same user; empty if in none.
-    """
+    """A process that uses a GPU."""
 
     pid: int
     kind: Literal["compute", "graphics"]
-    memory: int | None = None
-    user: str = ""
+    memory: int | None = None  # bytes on that GPU
+    user: str = ""  # user and command: empty if not visible
     command: str = ""
-    since: float | None = None
-    run: str = ""
+    since: float | None = None  # its start, in seconds since 1970
+    run: str = ""  # its rank in a run of duoka of the same user; empty if in none
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The duoka process that has locked a GPU, or waits for it. since: seconds since 1970."""
+    """The duoka process that has locked a GPU, or waits for it."""
 
     pid: int
     command: str
-    since: float
+    since: float  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or a part of a GPU that is split (MIG).
+    """A GPU, or a part of a GPU that is split (MIG)."""
 
-    index: number as the driver's program numbers them; of a part, its number within its GPU. card: of a part, the
-    number of its GPU. capability: which code it runs, such as 9.0; empty if unknown. memory, used: bytes.
-    utilisation: percent. temperature: °C. power, power_limit: watts. processes: None if the driver does not report
-    them; a container often sees none of those outside. parts: of a split GPU, which is used through its parts only.
-    holder: the duoka run of the same user that has locked it. awaited: the duoka run that queues for it before this
-    process. problem: a fault that the driver reports; such a GPU is shown and not used. speed: number of cores times
-    their clock (MHz); 0 if unknown.
-    """
-
-    index: int
+    index: int  # number as the driver's program numbers them; of a part, its number within its GPU
     uuid: str
     name: str
-    memory: int
+    memory: int  # bytes
     used: int | None = None
-    utilisation: int | None = None
-    temperature: int | None = None
-    power: float | None = None
+    utilisation: int | None = None  # percent
+    temperature: int | None = None  # °C
+    power: float | None = None  # watts
     power_limit: float | None = None
+    # None: the driver does not report them; a container often sees none of those outside.
     processes: tuple[GpuProcess, ...] | None = None
     is_split: bool = False
-    parts: tuple[Gpu, ...] = ()
-    holder: Holder | None = None
-    awaited: Holder | None = None
-    card: int | None = None
-    capability: str = ""
-    problem: str = ""
-    speed: int = 0
+    parts: tuple[Gpu, ...] = ()  # of a split GPU, which is used through its parts only
+    holder: Holder | None = None  # the duoka run of the same user that has locked it
+    awaited: Holder | None = None  # the duoka run that queues for it before this process
+    card: int | None = None  # of a part, the number of its GPU
+    capability: str = ""  # which code it runs, such as 9.0; empty if unknown
+    problem: str = ""  # a fault that the driver reports; such a GPU is shown and not used
+    speed: int = 0  # number of cores times their clock (MHz); 0 if unknown
 
     @property
     def number(self) -> str:

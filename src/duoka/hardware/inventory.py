@@ -18,23 +18,17 @@ __all__ = ["Gpu", "Inventory", "cores", "problems", "read", "units"]
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The devices of a machine.
+    """The devices of a machine."""
 
-    gpus: accelerators of one vendor, in the order of their numbers. cores: available to this process. no_gpus: reason
-    why there are none. versions: of the driver and of what it runs, by their names. vendor: its name in `VENDORS`.
-    visible: the variable that hides some of them from this process, as it is set; None if it is not. others: of other
-    vendors, which are shown and not chosen. why_others: why not. lacking: why torch cannot use `gpus`, if so.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    cores: int = 1
-    no_gpus: str = "this machine has no GPU"
-    versions: Mapping[str, str] = field(default_factory=dict)
-    vendor: str = next(iter(VENDORS))
-    visible: str | None = None
-    others: tuple[Gpu, ...] = ()
-    why_others: str = ""
-    lacking: str = ""
+    gpus: tuple[Gpu, ...] = ()  # accelerators of one vendor, in the order of their numbers
+    cores: int = 1  # available to this process
+    no_gpus: str = "this machine has no GPU"  # reason why there are none
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the driver and of what it runs, by their names
+    vendor: str = next(iter(VENDORS))  # its name in `VENDORS`
+    visible: str | None = None  # the variable that hides some of them from this process, if it is set
+    others: tuple[Gpu, ...] = ()  # of other vendors, which are shown and not chosen
+    why_others: str = ""  # why not
+    lacking: str = ""  # why torch cannot use `gpus`; empty if it can
 
     @property
     def vendor_module(self) -> Vendor:

@@ -28,15 +28,12 @@ UNKNOWN = Holder(0, "another program", 0.0)
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A duoka process in the queue for GPUs; those with smaller numbers are served first.
-
-    request: its `--devices`. visible: its variable that hides GPUs.
-    """
+    """A duoka process in the queue for GPUs; those with smaller numbers are served first."""
 
     number: int
     holder: Holder
-    request: str
-    visible: str | None
+    request: str  # its `--devices`
+    visible: str | None  # its variable that hides GPUs
 
 
 class Locks:

@@ -18,13 +18,13 @@ OWN = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine. cores: available to this process. load: over 1, 5 and 15 minutes. memory, used: bytes."""
+    """A machine."""
 
     host: str
     processor: str
-    cores: int
-    load: tuple[float, float, float]
-    memory: int
+    cores: int  # available to this process
+    load: tuple[float, float, float]  # over 1, 5 and 15 minutes
+    memory: int  # bytes
     used: int
 
 

@@ -33,22 +33,15 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The requested devices: a count, numbers or UUIDs of one type, or all of it.
+    """The requested devices: a count, numbers or UUIDs of one type, or all of it."""
 
-    type: `auto` means GPUs if there are any, else the CPU; `gpu` GPUs; else cpu, or the word of torch for GPUs.
-    count: number of devices; None with numbers, UUIDs or all. Always set for the CPU.
-    indices: physical numbers in the order requested. uuids: UUIDs or their beginnings.
-    pick: rule by which `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
-    text: what the user wrote, for messages.
-    """
-
-    type: str
-    count: int | None = None
-    indices: tuple[int, ...] = ()
-    uuids: tuple[str, ...] = ()
-    pick: Pick | None = None
-    memory: int = 0
-    text: str = field(default="", compare=False)
+    type: str  # auto: GPUs if there are any, else the CPU; gpu: GPUs; else cpu, or the word of torch for GPUs
+    count: int | None = None  # number of devices; None with numbers, UUIDs or all; always set for the CPU
+    indices: tuple[int, ...] = ()  # physical numbers in the order requested
+    uuids: tuple[str, ...] = ()  # or their beginnings
+    pick: Pick | None = None  # rule by which `count` GPUs are picked; None takes the first
+    memory: int = 0  # bytes that must be free on each
+    text: str = field(default="", compare=False)  # what the user wrote, for messages
 
     def __str__(self) -> str:
         return self.text

@@ -30,17 +30,12 @@ FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<nam
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits, in seconds, for how long a rank waits for another.
+    """Limits, in seconds, for how long a rank waits for another."""
 
-    start: until the first step is done, and the longest limit.
-    step: after the first step, whatever the other does; None: a multiple of the slowest step so far, and only if the
-        other is idle.
-    wait_while_busy: without `step`, wait without limit for a rank that works.
-    """
-
-    start: float
+    start: float  # until the first step is done, and the longest limit
+    # After the first step, whatever the other does; None: a multiple of the slowest step, if the other is idle.
     step: float | None = None
-    wait_while_busy: bool = False
+    wait_while_busy: bool = False  # without `step`, wait without limit for a rank that works
 
     def after(self, steps: int, slowest: float) -> float:
         """Return the limit after `steps` steps. slowest: seconds of the slowest one, without the first."""
@@ -51,32 +46,21 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Some ranks wait in a collective, and others do not join it.
+    """Some ranks wait in a collective, and others do not join it."""
 
-    number: of the collective. seconds: since when they wait. limit: the limit, in seconds; 0: the script's own.
-    missing: ranks that do not join it; empty if all joined and it does not end.
-    mismatch: the different collectives that the ranks called.
-    stacks: stack dumps by rank. odd: reasons why a rank's process does not run, by rank.
-    asleep: ranks whose processes sleep.
-    at_exit: the scripts have ended, and the processes of the `missing` ranks do not exit.
-    within: ranks that do not join and could not update their status, as they are inside torch.
-    text: the name of the collective, if only ranks of other machines wait in it.
-    remote: ranks of other machines that have not joined it either.
-    """
-
-    number: int
-    seconds: float
+    number: int  # of the collective
+    seconds: float  # since when they wait
     waiting: tuple[int, ...]
-    missing: tuple[int, ...]
-    mismatch: CollectiveMismatch | None = None
-    limit: float = 0.0
-    stacks: dict[int, str] = field(default_factory=dict)
-    odd: dict[int, str] = field(default_factory=dict)
-    asleep: tuple[int, ...] = ()
-    within: tuple[int, ...] = ()
-    at_exit: bool = False
-    text: str = ""
-    remote: tuple[int, ...] = ()
+    missing: tuple[int, ...]  # ranks that do not join it; empty if all joined and it does not end
+    mismatch: CollectiveMismatch | None = None  # the different collectives that the ranks called
+    limit: float = 0.0  # seconds; 0: the script's own
+    stacks: dict[int, str] = field(default_factory=dict)  # stack dumps by rank
+    odd: dict[int, str] = field(default_factory=dict)  # reasons why a rank's process does not run, by rank
+    asleep: tuple[int, ...] = ()  # ranks whose processes sleep
+    within: tuple[int, ...] = ()  # ranks that do not join and could not update their status, as they are inside torch
+    at_exit: bool = False  # the scripts have ended, and the processes of the `missing` ranks do not exit
+    text: str = ""  # the name of the collective, if only ranks of other machines wait in it
+    remote: tuple[int, ...] = ()  # ranks of other machines that have not joined it either
 
     @property
     def culprits(self) -> tuple[int, ...]:

@@ -121,21 +121,16 @@ def report_long_waits(say: Callable[[str], None]) -> ReportWait:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a command.
+    """The first message of a command."""
 
-    name: host name. machines: number of machines. each: what a command runs, the workers of a machine or one rank.
-    workers: number of its workers. run: a name for the run; machine 0's is used. host: digest that names the real
-    machine. device: digest of its device, if each command is one rank. settings: digests of what must be equal on all
-    machines, by name; values themselves are not sent.
-    """
-
-    name: str
-    machines: int
-    each: str = "machine"
-    workers: int = 1
-    run: str = ""
-    host: str = ""
-    device: str = ""
+    name: str  # host name
+    machines: int  # number of machines
+    each: str = "machine"  # what a command runs, the workers of a machine or one rank
+    workers: int = 1  # number of its workers
+    run: str = ""  # a name for the run; machine 0's is used
+    host: str = ""  # digest that names the real machine
+    device: str = ""  # digest of its device, if each command is one rank
+    # Digests of what must be equal on all machines, by name; values themselves are not sent.
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod

@@ -57,22 +57,19 @@ def _write(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Settings and resources of all attempts of a run.
-
-    write: prints the report. function: runs instead of the script. observer: observes the script in each worker.
-    entropy: 64 bits for all random numbers that a script leaves to the system; None: new ones for each attempt.
-    others: the other machines. record: what other processes see of the run.
-    """
+    """Settings and resources of all attempts of a run."""
 
     plan: Plan
     run_id: str
     outputs: Outputs
     signals: Signals
-    record: PublishedRun
-    write: Callable[[str], None] = _write
-    function: Callable[[], object] | None = None
-    observer: Observer = field(default_factory=Observer)
-    entropy: int | None = None
+    record: PublishedRun  # what other processes see of the run
+    write: Callable[[str], None] = _write  # prints the report
+    function: Callable[[], object] | None = None  # runs instead of the script
+    observer: Observer = field(default_factory=Observer)  # of the script in each worker
+    entropy: int | None = (
+        None  # 64 bits for random numbers that a script leaves to the system; None: new ones each time
+    )
     others: OtherMachines = field(default_factory=OtherMachines)
 
 

@@ -29,19 +29,14 @@ class Doubt(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineResult:
-    """The end of a machine's ranks, as sent to the others.
+    """The end of a machine's ranks, as sent to the others."""
 
-    why, code, saved: of its verdict. cause: what ended them, in a few words. doubt: a `Doubt`.
-    way: equal on machines whose ranks all ended in the same way; None: ranks of this machine ended differently.
-    fault: the run may be restarted after it.
-    """
-
-    why: str
+    why: str  # why, code, saved: of its verdict
     code: int
-    cause: str
-    doubt: int = 0
-    way: str | None = None
-    fault: bool = False
+    cause: str  # what ended them, in a few words
+    doubt: int = 0  # a `Doubt`
+    way: str | None = None  # equal on machines whose ranks all ended in the same way; None: ranks of this one did not
+    fault: bool = False  # the run may be restarted after it
     saved: int | None = None
 
 
@@ -50,20 +45,17 @@ class Verdict:
     """The reason why a run ended.
 
     why: `well`; `agreed`: all scripts ended badly in the same way; `stopped`: by a signal to the command process;
-        `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.
-    code: the exit code. others: workers that ended badly for another reason, mostly as the culprits were missing.
-    saved: the step of the newest checkpoint; None without one. rows: of each rank of this machine, of the largest
-        batch; 0 before the first batch. elsewhere: the result of the machine that ended the run.
+    `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.
     """
 
     why: Why
-    code: int
+    code: int  # the exit code
     culprits: tuple[Worker, ...] = ()
-    others: tuple[Worker, ...] = ()
+    others: tuple[Worker, ...] = ()  # that ended badly for another reason, mostly as the culprits were missing
     stuck: Stuck | None = None
-    saved: int | None = None
-    rows: tuple[int, ...] = ()
-    elsewhere: MachineResult | None = None
+    saved: int | None = None  # the step of the newest checkpoint
+    rows: tuple[int, ...] = ()  # of each rank of this machine, of the largest batch; 0 before the first batch
+    elsewhere: MachineResult | None = None  # of the machine that ended the run
 
     @property
     def ranks(self) -> list[int]:

@@ -61,30 +61,21 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Settings and resources of one attempt, which all of its workers inherit.
-
-    number: 0 at first, and one more after each restart.
-    entropy: 64 random bits.
-    shared_memory: for small tensors; None: gloo only.
-    key: of the run. store: descriptor of the unnamed file that is the store; None: the store is at a port.
-    gloo: the network interface for gloo; None: gloo chooses.
-    temporary: path of a directory for multiprocessing's sockets, which the workers create and the command removes;
-        None: multiprocessing chooses.
-    function: runs instead of the plan's script. observer: observes the script.
-    """
+    """Settings and resources of one attempt, which all of its workers inherit."""
 
     plan: Plan
-    number: int
+    number: int  # 0 at first, and one more after each restart
     run_id: str
-    entropy: int
+    entropy: int  # 64 random bits
     board: StatusBoard
-    shared_memory: mmap.mmap | None = None
+    shared_memory: mmap.mmap | None = None  # for small tensors; None: gloo only
+    # A folder for multiprocessing's sockets, which the workers create and the command removes; None: its own choice.
     temporary: str | None = None
-    function: Callable[[], object] | None = None
+    function: Callable[[], object] | None = None  # runs instead of the plan's script
     observer: Observer = field(default_factory=Observer)
-    gloo: str | None = "lo"
-    key: Key = field(default_factory=Key)
-    store: int | None = None
+    gloo: str | None = "lo"  # the network interface for gloo; None: gloo chooses
+    key: Key = field(default_factory=Key)  # of the run
+    store: int | None = None  # descriptor of the unnamed file that is the store; None: the store is at a port
 
     def device(self, rank: int) -> Device:
         """Return the device of a rank of this machine."""

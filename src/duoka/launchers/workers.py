@@ -27,25 +27,20 @@ TO_DIE = 2.0  # seconds that a process may take to end after SIGKILL
 
 @dataclass(slots=True)
 class Worker:
-    """One worker process.
-
-    status: its exit code, or minus the number of the signal that ended it; None while it is alive.
-    pipe: the socket to it. stacks: the file descriptor to which it dumps its stacks.
-    own_log: its output goes to a log file of its own.
-    afterwards: tracebacks of functions that ran at exit, after its script had ended well.
-    ended_at: CLOCK_MONOTONIC when its end was seen. signalled_at: of the first signal sent to end it, or None.
-    """
+    """One worker process."""
 
     rank: int
     pid: int
     pipe: socket.socket
-    stacks: int
-    own_log: bool
+    stacks: int  # the file descriptor to which it dumps its stacks
+    own_log: bool  # its output goes to a log file of its own
     ending: Ending | None = None
-    status: int | None = None
-    afterwards: str = ""
-    ended_at: float = 0.0
-    signalled_at: float | None = None
+    status: int | None = (
+        None  # its exit code, or minus the number of the signal that ended it; None while it is alive
+    )
+    afterwards: str = ""  # tracebacks of functions that ran at exit, after its script had ended well
+    ended_at: float = 0.0  # CLOCK_MONOTONIC when its end was seen
+    signalled_at: float | None = None  # the same, of the first signal sent to end it
     received: bytearray = field(default_factory=bytearray)
 
     @property

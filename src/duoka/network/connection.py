@@ -257,10 +257,10 @@ class Reception(Generic[T]):
 
 
 class Message(NamedTuple):
-    """The last message of a machine under a name. at: CLOCK_MONOTONIC when it was received here."""
+    """The last message of a machine under a name."""
 
     value: Any
-    at: float
+    at: float  # CLOCK_MONOTONIC when it was received here
 
 
 class Channel:

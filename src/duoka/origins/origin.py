@@ -37,19 +37,14 @@ from duoka.system.processes import SHARED_MEMORY, machine_name
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The connections of one rank to the others, used by all runs of its process.
-
-    slot: records its collectives. exchange: communication for small tensors; None: gloo only.
-    here: number of ranks on this machine. far: no status board shows all ranks.
-    key: of the run.
-    """
+    """The connections of one rank to the others, used by all runs of its process."""
 
     store: Store
-    slot: StatusSlot
-    exchange: Exchange | None
-    here: int
-    far: bool = False
-    key: Key = field(default_factory=Key)
+    slot: StatusSlot  # records its collectives
+    exchange: Exchange | None  # communication for small tensors; None: gloo only
+    here: int  # number of ranks on this machine
+    far: bool = False  # no status board shows all ranks
+    key: Key = field(default_factory=Key)  # of the run
 
     def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
         """Create the collectives of this process's run number `run`. timeout: seconds."""
@@ -107,11 +102,11 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
 
 @dataclass(frozen=True)
 class Origin(ABC):
-    """One rank among `world_size`. local_rank: its number on its machine."""
+    """One rank among `world_size`."""
 
     rank: int
     world_size: int
-    local_rank: int
+    local_rank: int  # its number on its machine
 
     @property
     def device(self) -> str | None:
@@ -142,9 +137,9 @@ class Grouped(Origin):
 
 @dataclass(frozen=True)
 class Started(Origin):
-    """One of the processes that an engine (torchrun, mpirun, srun, ...) has started. task: as the engine says."""
+    """One of the processes that an engine (torchrun, mpirun, srun, ...) has started."""
 
-    task: Task
+    task: Task  # as the engine says
 
     def store(self, timeout: float) -> Store:
         task = self.task
@@ -167,20 +162,15 @@ class SingleProcess(Origin):
 
 @dataclass(frozen=True)
 class Forked(Origin):
-    """A worker of `duoka run` or `duoka.launch`.
+    """A worker of `duoka run` or `duoka.launch`."""
 
-    plan: its settings are the defaults of `duoka.start`. info: of this worker. slot: records its collectives.
-    shared_memory: with all other ranks, or None. device_name: the device, as torch names it in this process.
-    key: of the run. seed: for all generators, in a trial; None: that of `duoka.start`.
-    """
-
-    plan: Plan
+    plan: Plan  # its settings are the defaults of `duoka.start`
     info: RankInfo
-    slot: StatusSlot
-    shared_memory: mmap.mmap | None
-    device_name: str
-    key: Key = field(default_factory=Key)
-    seed: int | None = None
+    slot: StatusSlot  # records its collectives
+    shared_memory: mmap.mmap | None  # with all other ranks
+    device_name: str  # the device, as torch names it in this process
+    key: Key = field(default_factory=Key)  # of the run
+    seed: int | None = None  # for all generators, in a trial; None: that of `duoka.start`
 
     @property
     def device(self) -> str:

@@ -39,22 +39,18 @@ class OpenRun(Protocol):
 
 @dataclass(slots=True)
 class Process:
-    """State of a process.
+    """State of a process; what is called is set by who publishes the progress of the script."""
 
-    origin: rank and settings, in workers forked by duoka. communication: the connections to other ranks, shared by
-    all runs of this process. run: the open run; runs: number of runs so far. saved: called with the step of each
-    checkpoint. logged: called with the values of each `run.log`; None: nobody reads them. took: called for each batch
-    of the API's loaders that none of torch's has read: nanoseconds, samples, its number and how many there are.
-    began_epoch: called for each epoch of `Checkpoint.epochs`: epochs before it, and how many there are.
-    """
-
-    origin: Origin | None = None
-    communication: Communication | None = None
-    run: OpenRun | None = None
+    origin: Origin | None = None  # rank and settings, in workers forked by duoka
+    communication: Communication | None = None  # the connections to other ranks, shared by all runs of this process
+    run: OpenRun | None = None  # the open one
     runs: int = 0  # opened so far
-    saved: Callable[[int], None] = lambda step: None
-    logged: Callable[[int | None, Mapping[str, object]], None] | None = None  # of a step, or None, values by name
+    saved: Callable[[int], None] = lambda step: None  # called with the step of each checkpoint
+    # Called with the step, or None, and the values of each `run.log`; None: nobody reads them.
+    logged: Callable[[int | None, Mapping[str, object]], None] | None = None
+    # Called for each batch of the API's loaders that none of torch's has read; of: how many there are.
     took: Callable[[int, int, int, int], None] = lambda nanoseconds, samples, number, of: None
+    # Called for each epoch of `Checkpoint.epochs`; done: epochs before it.
     began_epoch: Callable[[int, int], None] = lambda done, count: None
 
     @contextmanager

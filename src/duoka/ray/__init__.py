@@ -207,15 +207,12 @@ def results(ends: Sequence[CommandResult]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of each node.
+    """The work of each node."""
 
-    words: after `duoka run`. call: the pickled function. folder: working directory. bundle: resources of each node.
-    """
-
-    words: tuple[str, ...]
-    call: bytes
-    folder: str
-    bundle: dict[str, float]
+    words: tuple[str, ...]  # after `duoka run`
+    call: bytes  # the pickled function
+    folder: str  # working directory
+    bundle: dict[str, float]  # resources of each node
 
     def command(self, node: int, nodes: int, rendezvous: str) -> list[str]:
         """Return the command of one node. rendezvous: where the commands of several connect."""
@@ -228,16 +225,13 @@ class Job:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a node's command.
-
-    code: its exit code. results: pickled, by rank. error: traceback of the function. lost: why Ray lost the command.
-    """
+    """The result of a node's command."""
 
     node: int
-    code: int
-    results: dict[int, bytes] = field(default_factory=dict)
-    error: str = ""
-    lost: str = ""
+    code: int  # its exit code
+    results: dict[int, bytes] = field(default_factory=dict)  # pickled, by rank
+    error: str = ""  # traceback of the function
+    lost: str = ""  # why Ray lost the command
     host: str = ""
 
     def description(self) -> str:

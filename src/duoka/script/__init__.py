@@ -32,22 +32,14 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Properties of a script, read from its source.
+    """Properties of a script, read from its source."""
 
-    kind: plain if it can be either, as under `python`, unless it makes several ranks there.
-    reason: the line that shows the kind, like `train.py:12 reads RANK`; empty for a script that can only be plain.
-    can_be_either: plain or distributed, depending on its environment or arguments.
-    local_rank_flag: `--local_rank` or `--local-rank`, as the script parses it; None if it does not.
-    self_launching: it starts its own ranks, so it is run once, with all GPUs.
-    words: the command-line options that it seems to take, with underscores and without dashes.
-    """
-
-    kind: Kind = Kind.PLAIN
-    reason: str = ""
-    can_be_either: bool = False
-    local_rank_flag: str | None = None
-    self_launching: bool = False
-    words: frozenset[str] = frozenset()
+    kind: Kind = Kind.PLAIN  # plain if it can be either, as under `python`, unless it makes several ranks there
+    reason: str = ""  # the line that shows the kind, like `train.py:12 reads RANK`; empty if it can only be plain
+    can_be_either: bool = False  # plain or distributed, depending on its environment or arguments
+    local_rank_flag: str | None = None  # `--local_rank` or `--local-rank`, as the script parses it
+    self_launching: bool = False  # it starts its own ranks, so it is run once, with all GPUs
+    words: frozenset[str] = frozenset()  # options that it seems to take, with underscores and without dashes
 
     def takes(self, option: str) -> bool:
         """Return whether the script seems to have a command-line option of this name, such as `--devices`."""

@@ -76,31 +76,23 @@ OPTIONS_FROM_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A place in the source that shows the kind of a script, such as a call of `init_process_group`.
-
-    where: file:line. text: what is there; of a use the name. function: the enclosing one. conditions: number of
-    conditions around the place in that function.
-    """
+    """A place in the source that shows the kind of a script, such as a call of `init_process_group`."""
 
     meaning: Meaning
-    where: str
-    text: str
-    function: str | None
-    conditions: int
+    where: str  # file:line
+    text: str  # what is there; of a use the name
+    function: str | None  # the enclosing one
+    conditions: int  # number of conditions around the place in that function
 
 
 @dataclass(slots=True)
 class Findings:
-    """Signs and names of one file.
-
-    functions: the names that it defines. words: the command-line options that it seems to take.
-    flag: the first spelling of `--local_rank` that it parses.
-    """
+    """Signs and names of one file."""
 
     signs: list[Sign] = field(default_factory=list)
-    functions: set[str] = field(default_factory=set)
-    words: set[str] = field(default_factory=set)
-    flag: str | None = None
+    functions: set[str] = field(default_factory=set)  # the names that it defines
+    words: set[str] = field(default_factory=set)  # the command-line options that it seems to take
+    flag: str | None = None  # the first spelling of `--local_rank` that it parses
 
 
 def look(tree: ast.Module, shown: str) -> Findings:

@@ -41,24 +41,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One parsed file. shown: its name in messages. digest: SHA-256 of its content."""
+    """One parsed file."""
 
     tree: ast.Module
-    shown: str
-    digest: str
+    shown: str  # its name in messages
+    digest: str  # SHA-256 of its content
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Files of a target.
+    """Files of a target."""
 
-    file: the file to run. base: the folder where its absolute imports start.
-    home: the folder of its own files, or the file itself if it has none.
-    """
-
-    file: Path
-    base: Path
-    home: Path
+    file: Path  # the file to run
+    base: Path  # the folder where its absolute imports start
+    home: Path  # the folder of its own files, or the file itself if it has none
 
 
 @cache

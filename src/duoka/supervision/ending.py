@@ -18,31 +18,22 @@ How = Literal["returned", "exited", "raised"]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a worker's script; a worker that dies sends none.
+    """The end of a worker's script; a worker that dies sends none."""
 
-    how: it returned, called sys.exit, or raised an exception.
-    code: the exit code that Python would give.
-    time: CLOCK_MONOTONIC at the end, in seconds.
-    said: the message of sys.exit("...").
-    error: the last line of the traceback. trace: all of it without duoka's frames; full_trace: with them.
-    consequence: the error only reports that another rank ended, did not join, or called another collective.
-    shown: the script's own sys.excepthook has shown the error already.
-    frames: of the script, with their variables, if the error is such a consequence.
-    held: if memory ran out, the bytes of parameters, gradients, optimizers' states, and of all tensors.
-    """
-
-    how: How
-    code: int
-    time: float = field(default_factory=time.monotonic)
-    said: str = ""
-    kind: str = ""
-    error: str = ""
-    trace: str = ""
-    full_trace: str = ""
-    consequence: bool = False
-    shown: bool = False
-    frames: list[FrameValues] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
+    how: How  # it returned, called sys.exit, or raised an exception
+    code: int  # the exit code that Python would give
+    time: float = field(default_factory=time.monotonic)  # CLOCK_MONOTONIC at the end, in seconds
+    said: str = ""  # the message of sys.exit("...")
+    kind: str = ""  # the class of the error
+    error: str = ""  # the last line of the traceback
+    trace: str = ""  # all of it without duoka's frames
+    full_trace: str = ""  # with them
+    consequence: bool = False  # the error only reports that another rank ended, did not join, or called another one
+    shown: bool = False  # the script's own sys.excepthook has shown the error already
+    frames: list[FrameValues] = field(default_factory=list)  # of the script, with their variables, if a consequence
+    held: list[int] = field(
+        default_factory=list
+    )  # if memory ran out: bytes of parameters, gradients, states, and all
 
     def line(self) -> bytes:
         """Serialise it as a line of JSON, which executes no code when read."""

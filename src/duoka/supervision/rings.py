@@ -88,20 +88,20 @@ TEXT = LINE - ENTRY_HEAD - _LINE.size  # bytes of a line
 
 
 class LoggedValue(NamedTuple):
-    """One value. time: seconds. step: None if the script gave none."""
+    """One value."""
 
-    time: float
+    time: float  # seconds
     name: str
-    step: int | None
+    step: int | None  # None: the script gave none
     value: float
 
 
 class PrintedLine(NamedTuple):
-    """One line. time: seconds. redrawn: by the next one, as a progress bar is."""
+    """One line."""
 
-    time: float
+    time: float  # seconds
     text: str
-    redrawn: bool
+    redrawn: bool  # by the next one, as a progress bar is
 
 
 class ScriptOutput:
@@ -152,10 +152,10 @@ OF_RANK = 2048  # bytes for each rank in one of them
 
 
 class MachineSamples(NamedTuple):
-    """The newest samples of a machine. received: CLOCK_MONOTONIC of machine 0. ranks: plain data, in their order."""
+    """The newest samples of a machine."""
 
-    received: float
-    ranks: Sequence[Any]
+    received: float  # CLOCK_MONOTONIC of machine 0
+    ranks: Sequence[Any]  # plain data, in their order
 
 
 class RemoteSamples:

@@ -39,24 +39,16 @@ AT_END = "the end of the script"  # in place of a line, in the name of a collect
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Progress of one rank. Several collectives may be unfinished at a time; they end in order.
+    """Progress of one rank. Several collectives may be unfinished at a time; they end in order."""
 
-    begun, finished: numbers of collectives.
-    number: the collective that it is in: the first unfinished one; if there is none, the last.
-    text, since: name of that one, and CLOCK_MONOTONIC at its begin, in seconds.
-    seen: CLOCK_MONOTONIC at which this was true: now, except for slots that are updated by polling.
-    steps, slowest: number of finished steps, and seconds of the slowest; the first, which includes the start, does
-    not count.
-    """
-
-    begun: int
+    begun: int  # numbers of collectives
     finished: int
-    number: int
-    text: str
-    since: float
-    seen: float
-    steps: int
-    slowest: float
+    number: int  # the collective that it is in: the first unfinished one; if there is none, the last
+    text: str  # name of that one
+    since: float  # CLOCK_MONOTONIC at its begin, in seconds
+    seen: float  # CLOCK_MONOTONIC at which this was true: now, except for slots that are updated by polling
+    steps: int  # finished ones
+    slowest: float  # seconds of the slowest of them, without the first, which includes the start
 
     @property
     def waiting(self) -> bool:
@@ -64,43 +56,31 @@ class RankProgress:
 
 
 class Counters(NamedTuple):
-    """Sums of one rank since its start.
+    """Sums of one rank since its start; the last two are none."""
 
-    steps: finished ones. waited: seconds in collectives. loaded: seconds in which it took batches from torch's
-    loaders. samples: of these batches, where their loader has a batch size.
-
-    No sums: rows: its share of the largest batch. seconds_of_row: without waits; 0 if they are not measured.
-    """
-
-    steps: int
-    waited: float
-    loaded: float
-    samples: int
-    rows: int
-    seconds_of_row: float
+    steps: int  # finished ones
+    waited: float  # seconds in collectives
+    loaded: float  # seconds in which it took batches from torch's loaders
+    samples: int  # of these batches, where their loader has a batch size
+    rows: int  # its share of the largest batch
+    seconds_of_row: float  # without waits; 0 if they are not measured
 
 
 class Batches(NamedTuple):
-    """The place in loaders. batch: the last one taken, counted from 1, of `batches` (0: not known).
+    """The place in loaders."""
 
-    trained: the one after which the last step was made, of `trained_of`.
-    """
-
-    batch: int
-    batches: int
-    trained: int
+    batch: int  # the last one taken, counted from 1
+    batches: int  # how many there are; 0: not known
+    trained: int  # the one after which the last step was made
     trained_of: int
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMismatch:
-    """Ranks called different collectives.
-
-    number: of the collective. sides: the ranks of each side and the collective that they called; the smallest side
-    first.
-    """
+    """Ranks called different collectives."""
 
     number: int
+    # The ranks of each side and the collective that they called; the smallest side first.
     sides: tuple[tuple[tuple[int, ...], str], ...]
 
     @property
@@ -114,15 +94,12 @@ class CollectiveMismatch:
 
 
 class Collective(NamedTuple):
-    """One collective of a rank, from torch's flight recorder.
-
-    digest: equal on ranks that agree. since: CLOCK_MONOTONIC in nanoseconds.
-    """
+    """One collective of a rank, from torch's flight recorder."""
 
     number: int
-    digest: int
+    digest: int  # equal on ranks that agree
     text: str
-    since: int
+    since: int  # CLOCK_MONOTONIC in nanoseconds
 
 
 class StatusBoard:

@@ -88,15 +88,12 @@ _CONTAINERS = ("list", "tuple", "set", "frozenset", "deque")
 
 @dataclass(frozen=True, slots=True)
 class FrameValues:
-    """A frame of the script or of a library that it calls: its place, and its variables' values as text.
-
-    line: where it is; AT_END_LINE: the script has ended. values: by name; `self.step` for attributes.
-    """
+    """A frame of the script or of a library that it calls: its place, and its variables' values as text."""
 
     file: str
     function: str
-    line: int
-    values: Mapping[str, str] = field(default_factory=dict)
+    line: int  # where it is; AT_END_LINE: the script has ended
+    values: Mapping[str, str] = field(default_factory=dict)  # by name; `self.step` for attributes
 
 
 def values_of(error: BaseException) -> list[FrameValues]:

@@ -41,28 +41,20 @@ TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """The rank of one worker, and what it needs to find the others.
-
-    attempt: 0 at first, and one more after each restart.
-    restarts: number of restarts allowed.
-    port: of the launcher's store on `host`; 0 without one: rank 0 opens one on any free port.
-    machine: the number of this machine, out of `machines`.
-    first: the rank of the machine's first worker. here: number of its workers; 0: all.
-    file: descriptor of the launcher's store, if that is an unnamed file; None: it is at the port.
-    """
+    """The rank of one worker, and what it needs to find the others."""
 
     rank: int
     world_size: int
-    attempt: int
-    port: int
+    attempt: int  # 0 at first, and one more after each restart
+    port: int  # of the launcher's store on `host`; 0 without one: rank 0 opens one on any free port
     run_id: str
-    restarts: int = 0
+    restarts: int = 0  # number of restarts allowed
     host: str = LOOPBACK
-    machine: int = 0
+    machine: int = 0  # number of this machine
     machines: int = 1
-    first: int = 0
-    here: int = 0
-    file: int | None = None
+    first: int = 0  # the rank of the machine's first worker
+    here: int = 0  # number of its workers; 0: all
+    file: int | None = None  # descriptor of the launcher's store, if that is an unnamed file; None: it is at the port
 
     @property
     def local_rank(self) -> int:

@@ -29,19 +29,15 @@ _ODD_STATES = {
 
 
 class ProcessStat(NamedTuple):
-    """The state of a process.
+    """The state of a process."""
 
-    name: of its program, cut. state: a letter of proc(5). parent, session: pids. cpu: seconds of all its threads.
-    started: seconds since the machine started. memory: bytes that it has in memory.
-    """
-
-    name: str
-    state: str
+    name: str  # of its program, cut
+    state: str  # a letter of proc(5)
     parent: int
-    session: int
-    cpu: float
-    started: float
-    memory: int
+    session: int  # the pid of its leader
+    cpu: float  # seconds of all its threads
+    started: float  # seconds since the machine started
+    memory: int  # bytes that it has in memory
 
 
 def process_stat(pid: int) -> ProcessStat | None:

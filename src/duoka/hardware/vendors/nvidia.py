@@ -38,12 +38,12 @@ UNANSWERED = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connection of two GPUs. nvlinks: number that are up. direct: one can access the other's memory."""
+    """The connection of two GPUs."""
 
     first: int
     second: int
-    direct: bool | None
-    nvlinks: int
+    direct: bool | None  # one can access the other's memory
+    nvlinks: int  # number that are up
 
 
 @dataclass(slots=True)

@@ -20,16 +20,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The devices of a vendor here.
-
-    why_none: why there are none; empty if there are some, or no driver is here. lacking: why torch cannot use them as
-    it is installed here; empty if it can, or fails by itself.
-    """
+    """The devices of a vendor here."""
 
     gpus: tuple[Gpu, ...] = ()
-    why_none: str = ""
+    why_none: str = ""  # why there are none; empty if there are some, or no driver is here
     versions: Mapping[str, str] = field(default_factory=dict)
-    lacking: str = ""
+    lacking: str = ""  # why torch, as it is installed here, cannot use them; empty if it can, or fails by itself
 
 
 def asked(vendor: str, ask: Callable[[], Report]) -> Report:
