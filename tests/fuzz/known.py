@@ -549,6 +549,16 @@ OTHERS = {
             "w.grad = memory.view(4, 2); w.register_hook(lambda gradient: gradient * 2)",
         ),
     ),
+    "a checkpoint of inputs without gradients": on(
+        "(6, 3)",
+        "checkpoint(net, x, use_reentrant=True).sum().backward() if step % 2 else net(x).sum().backward()",
+        "checkpoint(net, x.requires_grad_(), use_reentrant=True).sum().backward() if step == 3 else None",
+        "print(net.weight.grad.tolist())",
+        header=("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.Linear(3, 2)"),
+    ),
+    "groups of a single entry": on(
+        "(4, 2)", "print(F.group_norm(x[:3], 2).tolist())", "print(F.group_norm(x[:1], 2).tolist())"
+    ),
 }
 
 SHARDED = {

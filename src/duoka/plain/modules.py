@@ -7,7 +7,7 @@ A script's `nn.DataParallel` calls its module directly, as duoka shares batches 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import getclosurevars, isfunction
 from typing import Any
 
@@ -93,7 +93,9 @@ def _keep_activations(session: Session) -> None:
     class Kept:
         @staticmethod
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            with kept(function):
+            asks = any(isinstance(value, Tensor) and value.requires_grad for value in args)
+            # torch's own has no gradients, of weights neither, if no input asks for one.
+            with kept(function), nullcontext() if asks else torch.no_grad():
                 return function(*args)
 
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)

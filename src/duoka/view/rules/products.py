@@ -237,6 +237,12 @@ def _within_samples(dims: int | None) -> Mixed:
     return mixed
 
 
+def _grouped(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
+    """Select what F.group_norm mixes, unless groups are single entries: of these it refuses a single row."""
+    single = args[0].shape[1:].numel() == argument(args, kwargs, 1, "num_groups")
+    return None if single else _within_samples(None)(args, kwargs, ndim)
+
+
 def _instance(args: Args, kwargs: Kwargs, ndim: int) -> Iterable[int] | None:
     """Select what F.instance_norm mixes, unless it keeps statistics of the whole batch."""
     keeps = argument(args, kwargs, 1, "running_mean") is not None
@@ -270,7 +276,7 @@ _BY_DIMS = {
     max_pool3d_with_indices adaptive_max_pool3d_with_indices""",
 }
 
-_ANY_DIMS = "group_norm interpolate prelu channel_shuffle native_channel_shuffle local_response_norm"
+_ANY_DIMS = "interpolate prelu channel_shuffle native_channel_shuffle local_response_norm"
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch, torch.linalg)), matmul),
@@ -292,6 +298,7 @@ RULES: dict[Function, Rule] = {
     **{getattr(F, f"max_unpool{count}d"): of_samples(count + 2) for count in (1, 2, 3)},
     F.grid_sample: of_samples(4),
     F.instance_norm: apart(_instance, inf),
+    **dict.fromkeys(functions("group_norm", (F, torch)), apart(_grouped, inf)),
     **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), apart(_normalised, inf)),
     F.embedding: apart(_looked_up, inf),
     F.one_hot: apart(_classes, inf),
