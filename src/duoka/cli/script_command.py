@@ -147,7 +147,7 @@ class ScriptCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Separate duoka's options from the script's arguments before click parses them."""
-        takes_value = {
+        takes_value = {  # of all options, also of --help
             name: not (isinstance(param, click.Option) and (param.is_flag or name in DEFAULTS))
             for param in self.get_params(ctx)
             for name in param.opts
@@ -267,8 +267,10 @@ def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
             raise click.UsageError(
                 f"no such option {theirs!r}: here it is {name}, as in `duoka run {example} train.py`"
             )
+    # People put the launcher before a command line that they have: `duoka run python train.py`.
     if re.fullmatch(r"python[0-9.]*", first) and second.endswith(".py"):
         raise click.UsageError(f"{first} is not needed: duoka run {second}")
+    # `--wait 30m train.py`: 30m would be the script.
     last = words[before - 1] if 0 < before < len(words) else ""
     if last in DEFAULTS and re.fullmatch(r"[0-9.]+[smh]?", first):
         raise click.UsageError(f"{last} takes a time after an =: {last}={first}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -100,7 +101,7 @@ def _in_order(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
     rank, world_size = share
     start = 0
     for number, content in enumerate(contents):
-        content = each_leaf(_full if world_size == 1 else _refuse_sharded, content)
+        content = each_leaf(partial(_full, world_size=world_size), content)
         rows = count_rows(content)
         stop = start + (1 if rows is None else rows)
         if number % world_size == rank:
@@ -108,15 +109,13 @@ def _in_order(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
         start = stop
 
 
-def _full(leaf: Any) -> Any:
-    return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
-
-
-def _refuse_sharded(leaf: Any) -> Any:
-    if hasattr(leaf, "full_tensor"):  # ranks that read ahead independently cannot gather it
+def _full(leaf: Any, world_size: int = 1) -> Any:
+    if not hasattr(leaf, "full_tensor"):
+        return leaf
+    if world_size > 1:  # ranks that read ahead independently cannot gather it
         hint = "hand in the data set, or what run.loader gave; or say ranks=None"
         raise OptionError("data", "an iterable of batch tensors", "used without ranks that share the work", hint)
-    return leaf
+    return leaf.full_tensor()
 
 
 # Rows.

@@ -165,7 +165,7 @@ def _copy_file(source: str, target: str) -> None:
     writing = posix.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, posix.fstat(reading).st_mode & 0o777 | 0o600)
     try:
         while chunk := posix.read(reading, _CHUNK):
-            while chunk:
+            while chunk:  # a write may take a part
                 chunk = chunk[posix.write(writing, chunk) :]
     finally:
         posix.close(reading)
@@ -296,7 +296,7 @@ def _remove(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: An
         raise _error(errno.ENOENT, path)
     if is_rmdir and os.listdir(path):
         raise _error(errno.ENOTEMPTY, path)
-    if is_folder(seen) != is_rmdir and not os.path.islink(seen):
+    if is_folder(seen) != is_rmdir and not os.path.islink(seen):  # `remove` also takes a link to a folder
         raise _error(errno.EISDIR if is_folder(seen) else errno.ENOTDIR, path)
     if exists(copy):
         original(copy, *args, **kwargs)
@@ -308,6 +308,7 @@ def _rename(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) 
     source = scratch.scratch_path(src)
     if source is not None and not exists(scratch.path_to_read(src)):
         raise _error(errno.ENOENT, src)
+    # The copy moves; the original stays where it is, and counts as removed.
     original(src if source is None else scratch.copy_in(src), scratch.path_to_create(dst), **kwargs)
     if source is not None and exists(scratch.original(source)):
         scratch.remove(source)
@@ -316,6 +317,7 @@ def _rename(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) 
 def _link(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) -> None:
     if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
         raise _error(errno.EEXIST, dst)
+    # A hard link to the original would let the script write into it; a symbolic one is followed when it is opened.
     linked = scratch.path_to_modify(src) if original.__name__ == "link" else src
     original(linked, scratch.path_to_create(dst), **kwargs)
 
@@ -334,7 +336,7 @@ def _list(scratch: Scratch, original: Act, path: Any = ".") -> Any:
         for entry in original(folder):
             name = os.fsdecode(getattr(entry, "name", entry))
             if folder is not path or not scratch.is_removed(f"{copy}/{name}"):
-                entries.setdefault(name, entry)
+                entries.setdefault(name, entry)  # the copy first
     return Entries(list(entries.values())) if original.__name__ == "scandir" else list(entries.values())
 
 

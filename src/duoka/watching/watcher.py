@@ -11,7 +11,7 @@ from itertools import groupby
 from statistics import fmean
 
 from duoka.hardware.gpu import Gpu
-from duoka.supervision.status_board import name_ranks
+from duoka.supervision.status_board import StatusBoard, name_ranks
 from duoka.watching.progress import OutputReader, Position, read_position
 from duoka.watching.record import RunRecord, open_board, take
 from duoka.watching.sample import LONG, SILENT, Parts, RankSample, RunSample, parts
@@ -65,7 +65,7 @@ class RunWatcher:
 
     def __init__(self, record: RunRecord, window: float = WINDOW) -> None:
         self._record, self._window = record, window
-        self._board = open_board(record)
+        self._board: StatusBoard | None = None
         self._samples: deque[RunSample] = deque()
         self._compared: RunSample | None = None
         self._since = 0.0  # time of the first sample of this attempt
@@ -79,7 +79,7 @@ class RunWatcher:
             self._compared = None
             self._slowest.clear()
             self._reader.restart()
-            self._board = open_board(record)
+            self._board = open_board(record)  # each attempt has its own
         self._record = record
         if self._board is None:
             return self.state(gpus or {})
