@@ -116,6 +116,36 @@ except FileNotFoundError:
     run(flow, source)
 
 
+def test_links_lead_to_copies(flow: Flow) -> None:
+    flow.write("best.pt", "old")
+    flow.write("runs/1/log.txt", "log")
+    source = """
+here = os.getcwd()
+os.symlink(f"{here}/best.pt", "whole.pt")
+os.symlink("best.pt", "part.pt")
+assert open("whole.pt").read() == open("part.pt").read() == "old"
+open("whole.pt", "w").write("new")
+assert open("best.pt").read() == open("part.pt").read() == "new" and os.path.islink("whole.pt")
+open("last.pt", "w").write("last")
+os.symlink(Path("last.pt").absolute(), "newest.pt")
+assert Path("newest.pt").read_text() == "last" and os.path.realpath("newest.pt").endswith("/last.pt")
+os.remove("newest.pt")
+assert open("last.pt").read() == "last" and not os.path.lexists("newest.pt")
+os.symlink(f"{here}/runs", "all")
+os.symlink("all/1", "first")
+open("first/log.txt", "a").write(" and more")
+assert open("runs/1/log.txt").read() == "log and more" and os.listdir("first") == ["log.txt"]
+os.symlink("b", "a")
+os.symlink("a", "b")
+try:
+    open("a")
+    raise SystemExit("a link to itself was opened")
+except OSError:
+    pass
+"""
+    run(flow, source)
+
+
 def test_libraries_that_open_files_by_themselves(flow: Flow) -> None:
     flow.write("mine.pt", "no weights")
     source = """

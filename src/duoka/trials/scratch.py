@@ -29,6 +29,8 @@ from duoka.plain.files import WRITE_FLAGS, Entries
 from duoka.private.python import update_paths
 
 _REMOVED = ".gone"  # marks a file or folder that the script has removed
+_LINKED = ".linked"  # marks that the script has made a symbolic link
+MOST_LINKS = 40  # that are followed, one after the other, as by Linux
 _CHUNK = 1 << 22
 
 
@@ -40,7 +42,7 @@ class Scratch:
         home = os.path.expanduser("~")
         caches = [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]  # of libraries
         self._kept = tuple(os.path.join(path, "") for path in ("/dev", "/proc", "/sys", str(root.parent), *caches))
-        self._has_removed = False
+        self._marks: set[str] = set()  # those seen so far
         for folder in (self.files, self._gone, self.temporary):
             make_folders(folder)
 
@@ -56,6 +58,21 @@ class Scratch:
         is_special = _kind(absolute) not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
         kept = is_special or os.path.join(absolute, "").startswith(self._kept)
         return None if kept else self.files + absolute
+
+    def followed(self, path: Any, last: bool = True, most: int = MOST_LINKS) -> Any:
+        """Return the path behind the links that the script has made. last: also where the path itself is one.
+
+        The system would follow them to the originals, which the script must not write into, or to files that only the
+        scratch folder has.
+        """
+        copy = self.scratch_path(path) if most and self.has(_LINKED) else None
+        parts = [] if copy is None else self.original(copy).strip("/").split("/")
+        for depth in range(1, len(parts) + last):
+            at = "/".join([self.files, *parts[:depth]])
+            if _kind(at) == stat.S_IFLNK:
+                beside = os.path.dirname(self.original(at))
+                return self.followed(os.path.join(beside, posix.readlink(at), *parts[depth:]), last, most - 1)
+        return path
 
     def path_to_read(self, path: Any) -> Any:
         copy = self.scratch_path(path)
@@ -108,23 +125,27 @@ class Scratch:
 
     def is_removed(self, copy: str) -> bool:
         """Return True if the script has removed the original of this copy, or a folder above it."""
-        if not self.has_removed():
+        if not self.has(_REMOVED):
             return False
         parts = self.original(copy).strip("/").split("/")
         return any(exists("/".join([self._gone, *parts[:depth], _REMOVED])) for depth in range(1, len(parts) + 1))
 
-    def has_removed(self) -> bool:
-        """Return True if the script has removed any original file."""
-        # Asked at each read; another rank, or a loader's worker, may have removed the first file.
-        self._has_removed = self._has_removed or exists(f"{self._gone}/{_REMOVED}")
-        return self._has_removed
+    def has(self, mark: str) -> bool:
+        """Return True if anything was marked in this way."""
+        # Asked at each call: another rank, or a loader's worker, may have set the first one.
+        if mark not in self._marks and exists(f"{self._gone}/{mark}"):
+            self._marks.add(mark)
+        return mark in self._marks
+
+    def mark(self, mark: str, path: str = "") -> None:
+        """Mark an original, or the scratch folder as a whole."""
+        make_folders(self._gone + path)
+        posix.close(posix.open(f"{self._gone}{path}/{mark}", os.O_WRONLY | os.O_CREAT, 0o600))
 
     def remove(self, copy: str) -> None:
         """Mark the original of this copy as removed."""
-        folder = self._gone + self.original(copy)
-        make_folders(folder)
-        for at in (self._gone, folder):  # the first tells `has_removed`
-            posix.close(posix.open(f"{at}/{_REMOVED}", os.O_WRONLY | os.O_CREAT, 0o600))
+        self.mark(_REMOVED)
+        self.mark(_REMOVED, self.original(copy))
 
 
 # The system's own functions, not the replaced ones of `os`.
@@ -175,6 +196,7 @@ def _copy_file(source: str, target: str) -> None:
 _READ = "stat lstat access readlink"
 _CHANGED = "truncate chmod chown utime"
 _NEW = "mkfifo mknod"
+_OF_LINKS = ("lstat", "readlink", "mkfifo", "mknod")  # which do not follow a link
 
 # Functions that open files in C: module, function, index and name of the path argument, and the method of `Scratch`
 # that maps the path.
@@ -200,14 +222,14 @@ def redirect(scratch: Scratch) -> None:
     _replace(io, "open", partial(_open, scratch))
     builtins.open = io.open  # which were one function
     _replace(os, "open", partial(_open_descriptor, scratch))
-    _replace(os, "chdir", _mapped(0, "path", scratch.path_to_enter))
+    _replace(os, "chdir", _mapped(scratch, 0, "path", scratch.path_to_enter))
     for names, choose in (
         (_READ, scratch.path_to_read),
         (_CHANGED, scratch.path_to_modify),
         (_NEW, scratch.path_to_create),
     ):
         for name in names.split():
-            _replace(os, name, _mapped(0, "path", choose))
+            _replace(os, name, _mapped(scratch, 0, "path", choose))
     for names, act in (
         ("mkdir", _mkdir),
         ("remove unlink rmdir", _remove),
@@ -220,7 +242,7 @@ def redirect(scratch: Scratch) -> None:
     _replace(shutil, "rmtree", partial(_rmtree, scratch))
     for module, name, at, key, how in _OPENED:
         if hasattr(sys.modules.get(module), name):
-            _replace(sys.modules[module], name, _mapped(at, key, getattr(scratch, how)))
+            _replace(sys.modules[module], name, _mapped(scratch, at, key, getattr(scratch, how)))
     sqlite3.dbapi2.connect = sqlite3.connect  # one function under two names, too
     update_paths()
 
@@ -237,30 +259,32 @@ def _replace(space: Any, name: str, act: Act) -> None:
     setattr(space, name, redirected)
 
 
-def _mapped(at: int, key: str, choose: Callable[[Any], Any]) -> Act:
+def _mapped(scratch: Scratch, at: int, key: str, choose: Callable[[Any], Any]) -> Act:
     """Return what calls the original with another path. at, key: position and name of the argument."""
 
     def act(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        last = original.__name__ not in _OF_LINKS and kwargs.get("follow_symlinks", True)
         if len(args) > at:
-            args = (*args[:at], choose(args[at]), *args[at + 1 :])
+            args = (*args[:at], choose(scratch.followed(args[at], last)), *args[at + 1 :])
         elif key in kwargs:
-            kwargs[key] = choose(kwargs[key])
+            kwargs[key] = choose(scratch.followed(kwargs[key], last))
         return original(*args, **kwargs)
 
     return act
 
 
 def _open(scratch: Scratch, original: Act, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    copy = None if kwargs.get("opener") else scratch.scratch_path(file)
+    path = file if kwargs.get("opener") else scratch.followed(file)
+    copy = None if kwargs.get("opener") else scratch.scratch_path(path)
     if copy is None:
-        return original(file, mode, *args, **kwargs)
-    if "x" in mode and exists(scratch.path_to_read(file)):
+        return original(path, mode, *args, **kwargs)
+    if "x" in mode and exists(scratch.path_to_read(path)):
         raise _error(errno.EEXIST, file)
     if set(mode) & set("wx"):
-        copy = scratch.path_to_create(file)
+        copy = scratch.path_to_create(path)
     else:
-        copy = scratch.path_to_modify(file) if set(mode) & set("a+") else scratch.path_to_read(file)
-    if set(mode) & set("wxa+") and is_folder(scratch.path_to_read(file)):
+        copy = scratch.path_to_modify(path) if set(mode) & set("a+") else scratch.path_to_read(path)
+    if set(mode) & set("wxa+") and is_folder(scratch.path_to_read(path)):
         raise _error(errno.EISDIR, file)
     try:
         return original(copy, mode, *args, **kwargs)
@@ -269,6 +293,7 @@ def _open(scratch: Scratch, original: Act, file: Any, mode: str = "r", *args: An
 
 
 def _open_descriptor(scratch: Scratch, original: Act, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+    path = scratch.followed(path, not flags & os.O_NOFOLLOW)
     if scratch.scratch_path(path) is None:
         return original(path, flags, *args, **kwargs)
     if flags & os.O_EXCL and exists(scratch.path_to_read(path)):
@@ -278,6 +303,7 @@ def _open_descriptor(scratch: Scratch, original: Act, path: Any, flags: int, *ar
 
 
 def _mkdir(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any) -> None:
+    path = scratch.followed(path, last=False)
     if scratch.scratch_path(path) is not None:
         if exists(scratch.path_to_read(path)):
             raise _error(errno.EEXIST, path)
@@ -286,6 +312,7 @@ def _mkdir(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any
 
 
 def _remove(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any) -> None:
+    path = scratch.followed(path, last=False)
     copy = scratch.scratch_path(path)
     if copy is None:
         original(path, *args, **kwargs)
@@ -305,6 +332,7 @@ def _remove(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: An
 
 
 def _rename(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) -> None:
+    src, dst = (scratch.followed(path, last=False) for path in (src, dst))
     source = scratch.scratch_path(src)
     if source is not None and not exists(scratch.path_to_read(src)):
         raise _error(errno.ENOENT, src)
@@ -315,17 +343,21 @@ def _rename(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) 
 
 
 def _link(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) -> None:
+    dst = scratch.followed(dst, last=False)
     if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
         raise _error(errno.EEXIST, dst)
-    # A hard link to the original would let the script write into it; a symbolic one is followed when it is opened.
-    linked = scratch.path_to_modify(src) if original.__name__ == "link" else src
-    original(linked, scratch.path_to_create(dst), **kwargs)
+    if original.__name__ == "link":  # to a copy: through another name the script could write into the original
+        src = scratch.path_to_modify(scratch.followed(src))
+    else:
+        scratch.mark(_LINKED)
+    original(src, scratch.path_to_create(dst), **kwargs)
 
 
 def _list(scratch: Scratch, original: Act, path: Any = ".") -> Any:
     """List, for `listdir` or `scandir`, copies, and originals without a copy that the script has not removed."""
+    path = scratch.followed(path)
     copy = scratch.scratch_path(path)
-    if copy is None or not (exists(copy) or scratch.has_removed()):
+    if copy is None or not (exists(copy) or scratch.has(_REMOVED)):
         return original(path)
     is_removed, has_copy = scratch.is_removed(copy), is_folder(copy)
     folders = [os.fsencode(copy) if isinstance(path, bytes) else copy] if is_removed or has_copy else []
@@ -341,6 +373,7 @@ def _list(scratch: Scratch, original: Act, path: Any = ".") -> Any:
 
 
 def _rmtree(scratch: Scratch, original: Act, path: Any, *args: Any, **kwargs: Any) -> None:
+    path = scratch.followed(path, last=False)
     copy = scratch.scratch_path(path)
     if copy is None or not exists(scratch.original(copy)) or scratch.is_removed(copy):
         original(scratch.path_to_read(path), *args, **kwargs)
