@@ -48,9 +48,8 @@ def allocate(
         wait: seconds to queue until they are free; 0 does not wait.
         say: called with the users of the devices, whenever these change.
 
-    Raises:
-        DevicesBusy: others use the devices, and the time to wait is over.
-        DeviceError: GPUs are to be picked but locks cannot be used; or raised by `decide`.
+    Raises DevicesBusy if others use the devices, and the time to wait is over; DeviceError if GPUs are to be picked
+    but locks cannot be used.
     """
     queue_number: int | None = None
 

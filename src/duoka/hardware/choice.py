@@ -29,15 +29,10 @@ class Choice:
 
 
 def choose(request: Request, inventory: Inventory) -> Choice:
-    """Choose the devices for a request.
+    """Choose the devices for a request; of the inventory's GPUs only those that its variable names, in that order.
 
-    Args:
-        request: the parsed `--devices`.
-        inventory: of this machine. Only GPUs that its variable names are chosen, in that order.
-
-    Raises:
-        DeviceError: a device does not exist or is hidden, or there are too few.
-        DevicesBusy: there are enough devices, but others use them.
+    Raises DeviceError if a device does not exist or is hidden, or there are too few; DevicesBusy if there are enough,
+    but others use them.
     """
     if request.type == "cpu":
         return Choice(_cpus(request.count))
@@ -176,9 +171,7 @@ def memory_of_each(devices: Sequence[Device], seen: Inventory) -> int | None:
 def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     """Pick the GPUs for a request like `free:2` among the allowed ones, and say why.
 
-    Raises:
-        DeviceError: this machine does not have as many.
-        DevicesBusy: they are in use now.
+    Raises DeviceError if this machine does not have as many, DevicesBusy if they are in use now.
     """
     assert request.pick is not None
     assert request.count is not None

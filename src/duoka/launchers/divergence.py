@@ -29,9 +29,7 @@ Frames = Sequence[FrameValues]
 def divergence(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> list[str]:
     """Return the line at which ranks went apart, and the values there that differ; empty if neither is known.
 
-    Args:
-        frames: of each rank at its error, outermost first.
-        sides: groups of ranks that called the same.
+    frames: of each rank at its error, outermost first. sides: groups of ranks that called the same.
     """
     known = [rank for side in sides for rank in side if frames.get(rank)]
     first = next((rank for rank in known if rank in sides[0]), None)

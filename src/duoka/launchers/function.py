@@ -226,11 +226,8 @@ _START = "from duoka.launchers.function import main; main()"
 def call_in_new_process(function: Callable[..., Any], *args: Any) -> Any:
     """Return `function(*args, dumps)`, or raise its exception, from a process with this one's paths.
 
-    dumps: cloudpickle's, which knows the classes of this program.
-
-    Raises:
-        DeviceError: cloudpickle is missing, or something in `args` cannot be pickled.
-        WorkerFailed: the process ended without a result.
+    dumps: cloudpickle's, which knows the classes of this program. Raises DeviceError if cloudpickle is missing, or
+    something in `args` cannot be pickled; WorkerFailed if the process ended without a result.
     """
     with tempfile.TemporaryDirectory(prefix="duoka-") as folder:
         call, result = Path(folder, "call"), Path(folder, "result")

@@ -70,12 +70,8 @@ ReportWait = Callable[[str], None]  # called again and again with a text that na
 def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str, OtherMachines]]:
     """Connect to the other machines, if there are any; yield the completed plan, a name for the run, and the others.
 
-    say: prints a line.
-
-    Raises:
-        TimedOut: a machine did not connect in time.
-        AskedError: the machines were started with different settings, or cannot compute together.
-        OptionError: machine 0 cannot listen at `--rendezvous`.
+    say: prints a line. Raises TimedOut if a machine did not connect in time; AskedError if the machines were started
+    with different settings, or cannot compute together; OptionError if machine 0 cannot listen at `--rendezvous`.
     """
     if plan.machines.count == 1:
         yield plan, secrets.token_hex(8), OtherMachines()
@@ -194,11 +190,7 @@ class SettingsDiffer(AskedError):
 def find_refusal(number: int, hello: Hello, accepted: Mapping[int, Hello], machines: Machines) -> AskedError | None:
     """Return the error for a command that has the key but does not fit the run; None if it fits.
 
-    Args:
-        number: machine number of that command.
-        hello: its first message.
-        accepted: messages of the commands accepted so far, machine 0's among them.
-        machines: settings of machine 0.
+    number: of its machine. accepted: messages of the commands so far, machine 0's among them. machines: machine 0's.
     """
     mine, count, each = accepted[0], machines.count, machines.each
     if hello.machines != count:
@@ -270,9 +262,8 @@ class Admission:
     def wait(self, listener: socket.socket, seconds: float, report_wait: ReportWait) -> None:
         """Accept commands until all have connected.
 
-        Raises:
-            TimedOut: a machine did not connect in time.
-            AskedError: a command does not fit, and no other one can come in its place.
+        Raises TimedOut if a machine did not connect in time; AskedError if a command does not fit, and no other one
+        can come in its place.
         """
         rendezvous, each = self.machines.rendezvous, self.machines.each
         deadline = time.monotonic() + seconds

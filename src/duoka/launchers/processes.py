@@ -122,11 +122,9 @@ def fork(life: Callable[[], int], signals: Signals) -> int:
 
 
 def redirect(output: IO[bytes] | None, stdin: bool) -> None:
-    """Redirect this process's standard streams.
+    """Redirect this process's standard output and error to a file; None leaves both as they are.
 
-    Args:
-        output: the file for standard output and error; None leaves both as they are.
-        stdin: keep standard input; otherwise it reads /dev/null.
+    stdin: keep standard input; otherwise it reads /dev/null.
     """
     if not stdin:
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -148,9 +146,7 @@ class Outputs:
     """The log files of some ranks: in `--log-dir`, else unnamed temporary files, named when something must be kept.
 
     An unnamed file disappears with the processes that have it open. files: by rank; the others write to the terminal.
-
-    Raises:
-        OptionError: the files cannot be created.
+    Raises OptionError if the files cannot be created.
     """
 
     def __init__(self, log_dir: Path | None, ranks: range) -> None:
@@ -221,11 +217,8 @@ def orphan_reaper(
     workers: they do not inherit that setting, and it also triggers when only a thread of the parent ends.
 
     Enter it after forking the workers, which must not inherit the pipe: its end of file tells that this process died.
-
-    Args:
-        sessions: pids of the session leaders.
-        temporary: directory that the workers may create; removed at the end, or by the reaper.
-        close_files: closes, in the reaper, files that would keep connections of this process open.
+    temporary: directory that the workers may create; removed at the end, or by the reaper. close_files: closes, in
+    the reaper, files that would keep connections of this process open.
     """
 
     def remove() -> None:

@@ -48,11 +48,7 @@ def with_restarts(
     The first restart is at once. If attempts fail within seconds one after the other, each waits twice as long as the
     one before: an outside cause (a full disk, a server) has time to pass.
 
-    Args:
-        attempt: runs all workers once, given the number of the attempt: 0, 1, ...
-        most: number of restarts allowed.
-        signals: those that reach the command process.
-        write: prints a line.
+    attempt: runs all workers once, given its number: 0, 1, ... most: restarts that are allowed. write: prints a line.
     """
     short = 0  # attempts in a row
     saved: int | None = None

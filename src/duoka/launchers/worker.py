@@ -104,12 +104,8 @@ class Attempt:
 def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, stacks: int) -> int:
     """Run the script in this worker process, and return its exit code.
 
-    Args:
-        attempt: settings and resources.
-        rank: of this worker, among those of all machines.
-        own_log: standard output and error are this rank's log file, not the terminal.
-        pipe: socket to the command process, which sends the store's port; the worker sends how the script ended.
-        stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
+    own_log: standard output and error are this rank's log file, not the terminal. pipe: a socket to the command
+    process, which sends the store's port; the worker sends how the script ended. stacks: descriptor for stack dumps.
     """
     plan = attempt.plan
     # Its handler is in C: it writes the stacks also while a thread holds the interpreter's lock for minutes.

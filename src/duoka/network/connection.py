@@ -101,9 +101,7 @@ class Connection:
     def receive(self) -> list[Line]:
         """Return the lines that have arrived; wait if there is nothing to read.
 
-        Raises:
-            OSError: the connection is closed.
-            ValueError: a line is not one of duoka's.
+        Raises OSError if the connection is closed, ValueError if a line is not one of duoka's.
         """
         self._fill()
         return self.buffered()
@@ -154,10 +152,8 @@ class Connection:
 def challenge(connection: Connection, key: Key) -> int:
     """Challenge the guest at the other end, prove to have the key, too, and return the guest's number.
 
-    Raises:
-        WrongKey: the guest has another key.
-        ValueError: the other end is no command of duoka.
-        OSError: the connection is closed.
+    Raises WrongKey if the guest has another key, ValueError if it is no command of duoka, OSError if the connection
+    is closed.
     """
     mine = secrets.token_hex(16)
     connection.send("challenge", 0, mine)
@@ -176,13 +172,7 @@ def challenge(connection: Connection, key: Key) -> int:
 
 
 def answer(connection: Connection, key: Key, number: int) -> None:
-    """Answer the host's challenge, and check its proof. number: of this guest.
-
-    Raises:
-        WrongKey: the host has another key.
-        ValueError: the other end is no command of duoka.
-        OSError: the connection is closed.
-    """
+    """Answer the host's challenge, and check its proof. number: of this guest. Raises as `challenge`."""
     theirs, mine = _value_of(connection.receive_one(), "challenge"), secrets.token_hex(16)
     both = _both(theirs, mine)
     connection.send("answer", number, [mine, key.sign(GUEST, *both)])

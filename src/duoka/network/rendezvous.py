@@ -34,12 +34,9 @@ def tcp_store(host: str, port: int, **how: Any) -> TCPStore:
 
 
 def reach_store(info: RankInfo, timeout: float, holder: int | None = None) -> Store:
-    """Return the launcher's store with a prefix for this attempt.
+    """Return the launcher's store with a prefix for this attempt. timeout: seconds to wait for a key.
 
-    Args:
-        info: of the rank.
-        timeout: seconds to wait for a key.
-        holder: the worker process that has the store's file open, for a process that has not inherited it.
+    holder: the worker process that has the store's file open, for a process that has not inherited it.
     """
     store: Store
     if info.file is None:

@@ -210,9 +210,7 @@ def find_origin() -> Origin:
 def reach_tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
     """Return a store at an address that all ranks were given.
 
-    Raises:
-        TimedOut: no store answers there.
-        OptionError: the port is in use.
+    Raises TimedOut if no store answers there, OptionError if the port is in use.
     """
     limit = timedelta(seconds=timeout)
     try:

@@ -191,8 +191,7 @@ def _end(ray: Any, task: Any, node: int) -> CommandResult:
 def results(ends: Sequence[CommandResult]) -> list[bytes]:
     """Return the results of all ranks, in their order.
 
-    Raises:
-        WorkerFailed: a command failed; the error names the one that a cause is known of, else the first that ended.
+    Raises WorkerFailed if a command failed: it names the one that a cause is known of, else the first that ended.
     """
     failed = [end for end in ends if end.code]
     if failed:

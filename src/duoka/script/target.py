@@ -243,14 +243,8 @@ def _is_own(path: Path, home: Path) -> bool:
 def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
     """Run `target` as `__main__`; its exceptions pass through.
 
-    Its module stays `sys.modules["__main__"]`, for its threads, its atexit functions and pickle.
-
-    Args:
-        target: the script or module.
-        first_args: arguments put before the target's own.
-
-    Raises:
-        ScriptError: the script or module does not exist, or cannot be read.
+    Its module stays `sys.modules["__main__"]`, for its threads, its atexit functions and pickle. first_args: put
+    before the target's own. Raises ScriptError if the script or module does not exist, or cannot be read.
     """
     name, args = target.name, [*first_args, *target.args]
     if target.is_module:
