@@ -180,10 +180,10 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 
 
 class SettingsDiffer(AskedError):
-    """Two machines were started with different settings. what: the setting. other: a machine with another value."""
+    """Two machines were started with different settings."""
 
     def __init__(self, what: str, other: int, name: str) -> None:
-        self.what, self.other = what, other
+        self.what, self.other = what, other  # the setting, and a machine with another value
         super().__init__(f"all machines must have the same settings: {what} differs on {name}")
 
 
@@ -249,14 +249,11 @@ def connect(
 
 
 class Admission:
-    """Machine 0's wait for the commands of the other machines.
-
-    hellos, connections: of those accepted so far, by machine.
-    """
+    """Machine 0's wait for the commands of the other machines."""
 
     def __init__(self, machines: Machines, key: Key, hello: Hello) -> None:
         self.machines, self.key = machines, key
-        self.hellos, self.connections = {0: hello}, dict[int, Connection]()
+        self.hellos, self.connections = {0: hello}, dict[int, Connection]()  # of those accepted so far, by machine
         self._last_refusal = ""
 
     def wait(self, listener: socket.socket, seconds: float, report_wait: ReportWait) -> None:

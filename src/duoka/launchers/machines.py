@@ -33,19 +33,15 @@ TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scr
 
 
 class OtherMachines:
-    """The other machines of a run, if it has any: without them, this one alone receives what it sends.
-
-    channel: to them. key: of the run, inherited by its workers. gloo: the network interface for gloo; None: gloo
-    chooses. machines: of the run. timeout: seconds to wait for machine 0.
-    """
+    """The other machines of a run, if it has any: without them, this one alone receives what it sends."""
 
     def __init__(
         self,
         channel: Channel | None = None,
-        key: Key | None = None,
-        gloo: str | None = "lo",
+        key: Key | None = None,  # of the run, inherited by its workers
+        gloo: str | None = "lo",  # the network interface for gloo; None: gloo chooses
         machines: Machines = ONE_MACHINE,
-        timeout: float = 0.0,
+        timeout: float = 0.0,  # seconds to wait for machine 0
     ) -> None:
         self.channel, self.key, self.gloo = channel or Channel(0, {}), key or Key(secrets.token_bytes(32)), gloo
         self._machines, self._timeout = machines, timeout

@@ -23,14 +23,11 @@ MEANT_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # schedulers send them to 
 
 
 class Signals:
-    """Convert signals to bytes readable from `fd`, so that one select call waits for everything.
-
-    stops: received requests to end, in order. for_scripts: received signals meant for the scripts.
-    """
+    """Convert signals to bytes readable from `fd`, so that one select call waits for everything."""
 
     def __init__(self) -> None:
-        self.stops: list[signal.Signals] = []
-        self.for_scripts: list[signal.Signals] = []
+        self.stops: list[signal.Signals] = []  # received requests to end, in order
+        self.for_scripts: list[signal.Signals] = []  # received signals meant for the scripts
         self.fd, self._inlet = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1

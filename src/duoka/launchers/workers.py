@@ -84,13 +84,10 @@ class Worker:
 
 
 class WorkerGroup:
-    """The workers of one attempt: forked, listened to and ended together.
-
-    channel: to the commands of other machines, whose messages are received meanwhile.
-    """
+    """The workers of one attempt: forked, listened to and ended together."""
 
     def __init__(self, signals: Signals, channel: Channel | None = None) -> None:
-        self.signals, self._channel = signals, channel
+        self.signals, self._channel = signals, channel  # to other machines, whose messages are received meanwhile
         self.workers: list[Worker] = []
         self._passed_on = len(signals.for_scripts)
         self._shared_memory: mmap.mmap | None = None

@@ -254,22 +254,18 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """This machine's connections: of machine 0 to each of the others, of each of these to machine 0.
-
-    number: of this machine. connections: by the number of the other machine. lost: the machines that are gone, with
-    the reason. file: a descriptor that is readable when `read` has work to do. address: of this machine, as the
-    others see it. host: machine 0's, as this one sees it.
-    """
+    """This machine's connections: of machine 0 to each of the others, of each of these to machine 0."""
 
     def __init__(self, number: int, connections: Mapping[int, Connection]) -> None:
-        self.number, self.lost = number, dict[int, str]()
-        self.connections = dict(connections)
+        self.number = number  # of this machine
+        self.lost = dict[int, str]()  # the machines that are gone, with the reason
+        self.connections = dict(connections)  # by the number of the other machine
         first = next(iter(connections.values()), None)
-        self.address = "" if first is None else first.address
-        self.host = first.peer if first is not None and number else self.address
+        self.address = "" if first is None else first.address  # of this machine, as the others see it
+        self.host = first.peer if first is not None and number else self.address  # machine 0's, as this one sees it
         self._messages: dict[str, dict[int, Message]] = {}
         self._selector = selectors.EpollSelector()  # one descriptor for all, which other selectors can wait for
-        self.file = self._selector.fileno()
+        self.file = self._selector.fileno()  # readable when `read` has work to do
         for machine, connection in connections.items():
             connection.longest = LONGEST
             connection.socket.settimeout(TO_SEND)

@@ -51,15 +51,11 @@ def publish(board: StatusBoard, rank: int, shows_script: bool) -> Publisher:
 
 
 class Publisher:
-    """Writes the progress of one rank to the status board.
-
-    shows_script: lines, values and progress of this rank are shown. active: False in a process that the script has
-    forked, which writes nothing.
-    """
+    """Writes the progress of one rank to the status board. shows_script: also its lines, values and loops."""
 
     def __init__(self, board: StatusBoard, rank: int, shows_script: bool = True) -> None:
         self.board, self.slot, self.shows_script = board, board.slot(rank), shows_script
-        self.active = True
+        self.active = True  # False in a process that the script has forked, which writes nothing
         self._loops: dict[str, Any] = {}
 
     def took(self, nanoseconds: int, samples: int, number: int, of: int) -> None:

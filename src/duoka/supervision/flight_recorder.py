@@ -27,8 +27,6 @@ class RecorderFollower:
     """Writes the counts to `slot` at each call of `look`.
 
     Creating the default group, in which ranks also wait for each other, is collective 1; the group's own follow.
-
-    is_made: returns whether the default group exists. A script may destroy it later.
     """
 
     def __init__(self, slot: StatusSlot, readers: Sequence[RecorderReader], is_made: Callable[[], bool]) -> None:
@@ -43,7 +41,7 @@ class RecorderFollower:
 
     def look(self) -> None:
         """Write the current counts. A collective that was unfinished at the last call, too, counts as a wait."""
-        self._made = self._made or self._is_made()
+        self._made = self._made or self._is_made()  # a script may destroy the default group later
         if not self._made:
             if self._coming is not None:
                 self._slot.mirror(1, 0, [self._coming] if self._seen_coming else [])
@@ -77,16 +75,13 @@ def follow_recorder(slot: StatusSlot) -> RecorderFollower:
 
 
 class RecorderReader:
-    """One flight recorder, and the last values read.
-
-    begun, finished: numbers of collectives. recent: as for `StatusSlot.mirror`.
-    """
+    """One flight recorder, and the last values read."""
 
     def __init__(self, tell: Callable[..., bytes]) -> None:
         self._tell = tell
         self._counts = (0, 0)
-        self.begun = self.finished = 0
-        self.recent: list[Collective] = []
+        self.begun = self.finished = 0  # numbers of collectives
+        self.recent: list[Collective] = []  # as for `StatusSlot.mirror`
 
     def read(self) -> bool:
         """Read the recorder; return whether there is something to show."""
