@@ -339,10 +339,7 @@ def _reach_host(
             except BaseException:
                 connection.socket.close()
                 raise
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # mostly machine 0 has not started yet, or is at another address by now
+        except (OSError, ValueError) as error:  # mostly machine 0 has not started yet, or has started elsewhere
             why = printable(reason(error))
             time.sleep(min(left, PAUSE))
     me = machines.called(machines.number)

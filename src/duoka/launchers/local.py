@@ -67,9 +67,8 @@ class RunContext:
     write: Callable[[str], None] = _write  # prints the report
     function: Callable[[], object] | None = None  # runs instead of the script
     observer: Observer = field(default_factory=Observer)  # of the script in each worker
-    entropy: int | None = (
-        None  # 64 bits for random numbers that a script leaves to the system; None: new ones each time
-    )
+    # 64 bits for all random numbers that a script leaves to the system; None: new ones for each attempt.
+    entropy: int | None = None
     others: OtherMachines = field(default_factory=OtherMachines)
 
 

@@ -35,9 +35,7 @@ class Worker:
     stacks: int  # the file descriptor to which it dumps its stacks
     own_log: bool  # its output goes to a log file of its own
     ending: Ending | None = None
-    status: int | None = (
-        None  # its exit code, or minus the number of the signal that ended it; None while it is alive
-    )
+    status: int | None = None  # its exit code, or minus the number of the signal that ended it; None: it is alive
     afterwards: str = ""  # tracebacks of functions that ran at exit, after its script had ended well
     ended_at: float = 0.0  # CLOCK_MONOTONIC when its end was seen
     signalled_at: float | None = None  # the same, of the first signal sent to end it

@@ -28,12 +28,11 @@ class Ending:
     error: str = ""  # the last line of the traceback
     trace: str = ""  # all of it without duoka's frames
     full_trace: str = ""  # with them
-    consequence: bool = False  # the error only reports that another rank ended, did not join, or called another one
+    consequence: bool = False  # the error only reports that another rank ended, did not join, or went apart
     shown: bool = False  # the script's own sys.excepthook has shown the error already
     frames: list[FrameValues] = field(default_factory=list)  # of the script, with their variables, if a consequence
-    held: list[int] = field(
-        default_factory=list
-    )  # if memory ran out: bytes of parameters, gradients, states, and all
+    # If memory ran out, the bytes of parameters, gradients, optimizers' states, and of all tensors.
+    held: list[int] = field(default_factory=list)
 
     def line(self) -> bytes:
         """Serialise it as a line of JSON, which executes no code when read."""

@@ -1,14 +1,4 @@
-"""Vendors of accelerators: one file for each, with the same names, and a line in `VENDORS`.
-
-TYPE       torch's word for its devices
-TOOL       the driver's program whose numbers duoka uses
-VISIBLE    environment variables that name the devices a process sees; the first that is set counts
-ORDER      variables that make the runtime number devices as TOOL does
-IN_AUTO    whether `--devices auto` takes them
-IS_SORTED  whether a process can see them in ascending order only
-FAULT      regular expression: an error after which a process cannot use the device
-ABSENT     regular expression: torch's error where a script asks for a device, and there is none
-ask()      the devices of this machine and their users. Imports no torch, and does not start the runtime.
+"""Vendors of accelerators: one file for each, with the names of `Vendor`, and a line in `VENDORS`.
 
 `report.py` has what is common to them.
 """
@@ -29,17 +19,19 @@ if TYPE_CHECKING:
 class Vendor(Protocol):
     """The names of a vendor's file."""
 
-    TYPE: str
-    TOOL: str
-    VISIBLE: tuple[str, ...]
-    ORDER: dict[str, str]
-    IN_AUTO: bool
-    IS_SORTED: bool
-    FAULT: str
-    ABSENT: str
+    TYPE: str  # torch's word for its devices
+    TOOL: str  # the driver's program whose numbers duoka uses
+    VISIBLE: tuple[
+        str, ...
+    ]  # environment variables that name the devices a process sees; the first that is set counts
+    ORDER: dict[str, str]  # variables that make the runtime number devices as TOOL does
+    IN_AUTO: bool  # whether `--devices auto` takes them
+    IS_SORTED: bool  # whether a process can see them in ascending order only
+    FAULT: str  # regular expression: an error after which a process cannot use the device
+    ABSENT: str  # regular expression: torch's error where a script asks for a device, and there is none
 
     def ask(self) -> Report:
-        """Query the devices."""
+        """Query the devices of this machine and their users, without importing torch or starting the runtime."""
 
 
 VENDORS: dict[str, Vendor] = {"NVIDIA": nvidia, "AMD": amd, "Ascend": ascend, "Intel": intel, "Apple": apple}
