@@ -93,11 +93,8 @@ def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory
     """Return the GPUs of a list of numbers or UUIDs."""
     gpus: list[Gpu] = []
     named = dict.fromkeys((*allowed, *units(allowed)))  # whole GPUs are in both
-    for name in request.indices or request.uuids:
-        if isinstance(name, int):
-            called, matching = f"GPU {name}", [gpu for gpu in named if gpu.card is None and gpu.index == name]
-        else:
-            called, matching = name, [gpu for gpu in named if gpu.uuid.startswith(name)]
+    for name in request.uuids or map(str, request.indices):
+        called, matching = name if request.uuids else f"GPU {name}", _matching(name, named)
         if not matching:
             raise DeviceError(f"--devices {request}: {called} cannot be used; {_allowed_text(allowed, inventory)}")
         if len(matching) > 1 or matching[0] in gpus:
@@ -126,24 +123,22 @@ def allowed_gpus(inventory: Inventory) -> tuple[tuple[Gpu, ...], tuple[str, ...]
     if visible is None or not gpus:
         return gpus, ()
     allowed: list[Gpu] = []
-    for entry in visible.split(","):
-        gpu = _named(entry.strip(), gpus)
-        if gpu is None or gpu in allowed:
-            if entry.strip() not in ("", "-1"):  # those end it on purpose
-                ends = f"{entry.strip()!r} is no further GPU of this machine and ends the list"
+    for entry in map(str.strip, visible.split(",")):
+        matching = _matching(entry, (gpu for card in gpus for gpu in (card, *card.parts)))
+        if len(matching) != 1 or matching[0] in allowed:
+            if entry not in ("", "-1"):  # those end it on purpose
+                ends = f"{entry!r} is no further GPU of this machine and ends the list"
                 return tuple(allowed), (f"{_setting(inventory)}: {ends}",)
             return tuple(allowed), () if allowed else (f"{_setting(inventory)} hides all GPUs",)
-        allowed.append(gpu)
+        allowed += matching
     return tuple(allowed), ()
 
 
-def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
-    """Return the GPU or part that an entry of the variable names: a number, or the beginning of a UUID."""
-    if entry.startswith(("GPU-", "MIG-")):
-        matching = [gpu for card in gpus for gpu in (card, *card.parts) if gpu.uuid.startswith(entry)]
-    else:
-        matching = [gpu for gpu in gpus if entry == str(gpu.index)]
-    return matching[0] if len(matching) == 1 else None
+def _matching(name: str, gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Return the GPUs and parts that a name stands for: a number, or the beginning of a UUID."""
+    if name.startswith(("GPU-", "MIG-")):
+        return [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+    return [gpu for gpu in gpus if gpu.card is None and name == str(gpu.index)]
 
 
 def _setting(inventory: Inventory) -> str:

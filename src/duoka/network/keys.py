@@ -115,7 +115,7 @@ def _read(path: Path, name: str) -> bytes:
 
 def _in_home() -> bytes:
     """Return the user's own key; create it on first use, safely if several commands start at once."""
-    path = environment.settings_folder() / "key"
+    path = Path(environment.variable("XDG_CONFIG_HOME") or Path.home() / ".config") / "duoka" / "key"
     draft = path.with_name(f"key.{secrets.token_hex(8)}")
     try:
         if not path.exists():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from duoka.system import libc
 
@@ -136,11 +135,6 @@ def starter() -> int | None:
     pid = number("DUOKA_STARTED_BY")
     os.environ.pop("DUOKA_STARTED_BY", None)
     return pid
-
-
-def settings_folder() -> Path:
-    """Return the folder of this user's duoka settings."""
-    return Path(variable("XDG_CONFIG_HOME") or Path.home() / ".config") / "duoka"
 
 
 def set_default(name: str, value: str) -> None:
