@@ -119,9 +119,8 @@ def run(
     memory = None if device_memory is None else options.memory_size(device_memory, "--device-memory")
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
-        seen = read_with_holders(
-            parse(opts.devices).type
-        )  # what other runs hold is not chosen, and nothing is locked
+        # What other runs hold is not chosen, and nothing is locked.
+        seen = read_with_holders(parse(opts.devices).type)
         click.echo(details(decide(opts, seen, environment.threads())))
         return 0
     return partial(_run, opts, limit, memory)

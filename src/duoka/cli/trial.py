@@ -52,9 +52,8 @@ def decide_and_take(
         parse(opts.devices),
         f"duoka {command} {opts.target.name}",
         lambda seen: choose(lambda devices: decide(replace(opts, devices=devices), seen, threads)),
-        lambda plans: [
-            device for plan in plans for device in plan.devices
-        ],  # all at once: no trial waits for its own
+        # All at once: no trial waits for its own.
+        lambda plans: [device for plan in plans for device in plan.devices],
         0.0,
         say,
     )

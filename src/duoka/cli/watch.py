@@ -138,9 +138,8 @@ def _print_last(looks: Iterator[Look]) -> None:
     """Print the second look, which knows speeds; the first one if the runs end before."""
     from rich.console import Console
 
-    console = Console(
-        highlight=False, width=None if sys.stdout.isatty() else WIDTH
-    )  # rich takes 80 columns for files
+    # For a file rich would take 80 columns.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     first = next(looks)
     console.print(showing.as_tables(next(looks, first)[0] or first[0], console.width))
 

@@ -38,7 +38,7 @@ class TensorFile:
 
     def read_into(self, start: int, memory: memoryview) -> None:
         """Fill `memory` from byte `start` on."""
-        done = 0  # Linux reads at most 2 GiB at once
+        done = 0  # a read may take a part: Linux reads at most 2 GiB at once
         while done < len(memory):
             count = os.preadv(self._fd, [memory[done:]], start + done)
             if count == 0:
