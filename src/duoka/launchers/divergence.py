@@ -10,7 +10,7 @@ import linecache
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from duoka.supervision.status_board import name_ranks
+from duoka.supervision.status_board import name_ranks, ranks_by
 from duoka.supervision.tracebacks import AT_END_LINE, FrameValues
 
 MOST = 6  # values that are shown
@@ -73,9 +73,7 @@ def _differing(frames: Mapping[int, Frames], depth: int) -> dict[str, str]:
     variables = {rank: stack[depth].values for rank, stack in frames.items() if depth < len(stack)}
     differing = {}
     for name in dict.fromkeys(name for values in variables.values() for name in values):
-        ranks: dict[str, list[int]] = {}
-        for rank in sorted(variables):
-            ranks.setdefault(variables[rank].get(name, ""), []).append(rank)
+        ranks = ranks_by((rank, variables[rank].get(name, "")) for rank in sorted(variables))
         if len(ranks) > 1 and "" not in ranks:  # a rank without the variable is at another line, not of another value
             differing[name] = ", ".join(f"{text} on {name_ranks(group)}" for text, group in ranks.items())
     return differing

@@ -18,7 +18,7 @@ from duoka.launchers.restarts import lost_devices, with_fewer_rows
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.workers import Worker
 from duoka.planning.plan import Plan, ratio
-from duoka.supervision.status_board import AT_END, StatusBoard, name_ranks
+from duoka.supervision.status_board import AT_END, StatusBoard, name_ranks, ranks_by
 
 LOG_LINES = 5  # of a dead rank's log
 MOST_STACKS = 16  # of ranks that wait
@@ -87,9 +87,7 @@ def report(verdict: Verdict, scene: ReportContext) -> str:
         for worker in others:
             lines += [f"duoka: rank {worker.rank} ended with", *_last_words(worker, scene)]
     elif verdict.stuck is None and verdict.why != "stopped":  # else the headline reports how they ended
-        ranks: dict[str, list[int]] = {}
-        for worker in others:
-            ranks.setdefault(_summary(worker, verdict), []).append(worker.rank)
+        ranks = ranks_by((worker.rank, _summary(worker, verdict)) for worker in others)
         lines += [f"  {name_ranks(group)}: {summary}" for summary, group in ranks.items()]
     return "".join(f"{line}\n" for line in lines)
 
@@ -99,10 +97,7 @@ def report(verdict: Verdict, scene: ReportContext) -> str:
 
 def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report functions that raised at exit on ranks whose output is in log files; Python prints and ignores those."""
-    traces: dict[str, list[int]] = {}
-    for worker in scene.workers:
-        if worker.afterwards:
-            traces.setdefault(worker.afterwards, []).append(worker.rank)
+    traces = ranks_by((worker.rank, worker.afterwards) for worker in scene.workers if worker.afterwards)
     if any(0 in ranks and len(traces) == 1 for ranks in traces.values()) or not scene.outputs.files:
         return []  # rank 0 has printed it, or each rank has
     return [
@@ -264,9 +259,7 @@ def _waited(stuck: Stuck, scene: ReportContext) -> str:
 def _missing_elsewhere(stuck: Stuck, scene: ReportContext) -> str:
     """Return `; rank 2 on machine 1 (node2) has not joined it`."""
     machines = scene.plan.machines
-    by_machine: dict[int, list[int]] = {}
-    for rank in stuck.remote:
-        by_machine.setdefault(machines.machine_of(rank), []).append(rank)
+    by_machine = ranks_by((rank, machines.machine_of(rank)) for rank in stuck.remote)
     who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in by_machine.items()]
     return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not joined it" if who else ""
 

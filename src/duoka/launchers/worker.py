@@ -280,7 +280,8 @@ def local_rank_args(plan: Plan, rank: int) -> tuple[str, ...]:
 def _ending_of(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
     try:
         _run(attempt, info)
-        _wait_for_gpu()
+        if "torch" in sys.modules and (module := _accelerator()):
+            module.synchronize()  # an error of a kernel that still runs is raised here, or nowhere
     except SystemExit as error:
         end = ending.exited(error)
         if end.said and own_log:
@@ -295,13 +296,11 @@ def _ending_of(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
     return Ending("returned", 0)
 
 
-def _wait_for_gpu() -> None:
-    """Wait for the kernels that still run: an error of theirs is raised here, or nowhere."""
-    if "torch" in sys.modules:
-        from duoka.hardware import accelerator
+def _accelerator() -> Any:
+    """Return torch's module of the accelerator that the script has used, if any. torch must be imported."""
+    from duoka.hardware import accelerator
 
-        if module := accelerator.in_use():
-            module.synchronize()
+    return accelerator.in_use()
 
 
 def held_when_short(error: str) -> list[int]:
@@ -310,11 +309,10 @@ def held_when_short(error: str) -> list[int]:
         return []
     from torch.optim import Optimizer
 
-    from duoka.hardware import accelerator
     from duoka.strategies.balancing import model_bytes
 
     optimizers = [entry for entry in gc.get_objects() if issubclass(type(entry), Optimizer)]
-    module = accelerator.in_use()
+    module = _accelerator()
     return [*model_bytes(optimizers), module.memory_allocated() if module else 0]
 
 

@@ -136,7 +136,7 @@ def _time_loaders(publisher: Publisher) -> None:
     known: dict[int, tuple[int, int]] = {}  # size and number of batches, by the id of an iterator, from its first on
 
     def take_timed(batches: Any) -> Any:
-        if threading.get_ident() != main or not publisher.active:  # as of a loader that another one reads ahead
+        if threading.get_ident() != main or not publisher.active:  # as by a thread that reads ahead
             return take(batches)
         begun = clock()
         batch = take(batches)

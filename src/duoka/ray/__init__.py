@@ -70,7 +70,7 @@ def launch(
     _check(what, nodes, retries, kwargs)
     ray = _library()
     words = ["-m", "duoka.ray.call"] if callable(what) else [str(Path(what).resolve()), *map(str, args)]
-    # The paths outside, as they are needed to unpickle what names modules.
+    # The paths outside of the call, as unpickling it imports the modules that it names.
     call = pickle.dumps((sys.path, ray.cloudpickle.dumps((what, args, kwargs)))) if callable(what) else b""
     kind = ["--kind", "api"] if callable(what) else []
     job = Job(("--threads", "1", *options, *kind, *words), call, os.getcwd(), bundle)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from duoka.errors import RanksApart
 from duoka.supervision.rings import OUTPUT_SIZE, RemoteSamples, ScriptOutput, samples_size
 from duoka.system.messages import listed
+
+T = TypeVar("T")
 
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
@@ -200,13 +202,9 @@ class StatusBoard:
     def mismatch_at(self, count: int) -> CollectiveMismatch | None:
         """Return how the ranks that began collective `count` differ in it; None if they do not."""
         came = [rank for rank in self.ranks if self.remembers(rank, count)]
-        entry = _entry(count) + DIGEST
-        by_digest: dict[int, list[int]] = {}
-        for rank in came:
-            by_digest.setdefault(self._words[rank][entry], []).append(rank)
-        if len(by_digest) < 2:
+        sides = sorted(ranks_by((rank, self._words[rank][_entry(count) + DIGEST]) for rank in came).values(), key=len)
+        if len(sides) < 2:
             return None
-        sides = sorted(by_digest.values(), key=len)
         return CollectiveMismatch(count, tuple((tuple(ranks), self.text(ranks[0], count)) for ranks in sides))
 
 
@@ -390,6 +388,14 @@ class StatusSlot:
         # Python's hashes may be negative.
         words[entry], words[entry + 1], words[entry + 2] = digest & 0x7FFF_FFFF_FFFF_FFFF, since, len(name)
         words[entry + 3] = number
+
+
+def ranks_by(values: Iterable[tuple[int, T]]) -> dict[T, list[int]]:
+    """Return the ranks that have each value, from pairs of a rank and its value."""
+    ranks: dict[T, list[int]] = {}
+    for rank, value in values:
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

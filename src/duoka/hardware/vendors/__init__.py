@@ -21,9 +21,7 @@ class Vendor(Protocol):
 
     TYPE: str  # torch's word for its devices
     TOOL: str  # the driver's program whose numbers duoka uses
-    VISIBLE: tuple[
-        str, ...
-    ]  # environment variables that name the devices a process sees; the first that is set counts
+    VISIBLE: tuple[str, ...]  # environment variables that name the visible devices; the first that is set counts
     ORDER: dict[str, str]  # variables that make the runtime number devices as TOOL does
     IN_AUTO: bool  # whether `--devices auto` takes them
     IS_SORTED: bool  # whether a process can see them in ascending order only
