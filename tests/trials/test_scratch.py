@@ -80,6 +80,8 @@ try:
 except OSError:
     pass
 shutil.copytree("data", "copy")
+shutil.copy2("data/four.txt", "data/five.txt")
+os.remove("data/five.txt")
 assert open("copy/deep/three.txt").read() == "data/deep/three.txt"
 os.chdir("data")
 assert open("two.txt").read() == "data/two.txt" and os.path.exists("four.txt") and os.getcwd().endswith("/data")
@@ -127,7 +129,7 @@ assert open("whole.pt").read() == open("part.pt").read() == "old"
 open("whole.pt", "w").write("new")
 assert open("best.pt").read() == open("part.pt").read() == "new" and os.path.islink("whole.pt")
 open("last.pt", "w").write("last")
-os.symlink(Path("last.pt").absolute(), "newest.pt")
+Path("newest.pt").symlink_to(Path("last.pt").absolute())
 assert Path("newest.pt").read_text() == "last" and os.path.realpath("newest.pt").endswith("/last.pt")
 os.remove("newest.pt")
 assert open("last.pt").read() == "last" and not os.path.lexists("newest.pt")
@@ -149,8 +151,9 @@ except OSError:
 def test_libraries_that_open_files_by_themselves(flow: Flow) -> None:
     flow.write("mine.pt", "no weights")
     source = """
-import sqlite3, tempfile, zipfile
+import bz2, sqlite3, tarfile, tempfile, zipfile
 import numpy as np, torch
+from safetensors.torch import load_file, save_file
 torch.save({"w": torch.ones(3)}, "mine.pt")
 assert torch.load("mine.pt")["w"].sum() == 3
 torch.save(torch.ones(1), Path("other.pt"))
@@ -159,6 +162,15 @@ np.savetxt("a.txt", np.ones(2))
 assert np.load("a.npy").sum() == 2 and np.loadtxt("a.txt").sum() == 2
 with zipfile.ZipFile("a.zip", "w") as file:
     file.write("a.npy")
+with tarfile.open("a.tar", "w") as file:
+    file.add("a.npy")
+with tarfile.open("a.tar") as file:
+    assert file.getnames() == ["a.npy"]
+with bz2.open("a.bz2", "wt") as file:
+    file.write("a")
+assert bz2.open("a.bz2", "rt").read() == "a"
+save_file({"w": torch.ones(3)}, "a.safetensors")
+assert load_file("a.safetensors")["w"].sum() == 3
 connection = sqlite3.connect("a.db")
 connection.execute("create table t (x)")
 connection.commit()

@@ -10,6 +10,7 @@ import pathlib
 import platform
 import random
 import sys
+import tarfile
 import threading
 import warnings
 import weakref
@@ -42,6 +43,9 @@ with requiring("Python", platform.python_version()):
     # The class in which pathlib of Python 3.10 keeps copies of functions of `os` and `io`; None: no copies.
     # Public: none.
     PATH_FUNCTIONS: Any = getattr(pathlib, "_NormalAccessor", None)
+    # (module, name): the copy of `open` that it keeps. Public: none.
+    OPEN_COPIES = (("bz2", "_builtin_open"), ("tarfile", "bltn_open"))
+    assert callable(tarfile.bltn_open)  # type: ignore[attr-defined]
 
     assert isinstance(multiprocessing.current_process()._config, dict)  # type: ignore[attr-defined]
     assert resource_sharer.sys is sys  # type: ignore[attr-defined]
@@ -58,7 +62,10 @@ def set_resource_sharer_sys(instead_of_sys: Any) -> None:
 
 
 def update_paths() -> None:
-    """Let pathlib call the current functions of `os`, of which Python 3.10 keeps copies. Public: none."""
+    """Let Python's modules call the current `open` and functions of `os`, of which they keep copies. Public: none."""
+    for module, name in OPEN_COPIES:
+        if module in sys.modules:  # else it will take the current one when it is imported
+            setattr(sys.modules[module], name, io.open)
     if PATH_FUNCTIONS is not None:
         links = ("link", "readlink", "symlink", "unlink")
         for name in ("chmod", "listdir", "mkdir", "rename", "replace", "rmdir", "scandir", "stat", *links):

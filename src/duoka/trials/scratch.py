@@ -17,16 +17,17 @@ import posix
 import shutil
 import sqlite3
 import stat
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from duoka.plain.files import WRITE_FLAGS, Entries
 from duoka.private.python import update_paths
+from duoka.system.user_code import after_import
 
 _REMOVED = ".gone"  # marks a file or folder that the script has removed
 _LINKED = ".linked"  # marks that the script has made a symbolic link
@@ -193,8 +194,8 @@ def _copy_file(source: str, target: str) -> None:
         posix.close(writing)
 
 
-_READ = "stat lstat access readlink"
-_CHANGED = "truncate chmod chown utime"
+_READ = "stat lstat access readlink statvfs listxattr getxattr"
+_CHANGED = "truncate chmod chown utime setxattr removexattr"
 _NEW = "mkfifo mknod"
 _OF_LINKS = ("lstat", "readlink", "mkfifo", "mknod")  # which do not follow a link
 
@@ -228,7 +229,7 @@ def redirect(scratch: Scratch) -> None:
         (_CHANGED, scratch.path_to_modify),
         (_NEW, scratch.path_to_create),
     ):
-        for name in names.split():
+        for name in filter(partial(hasattr, os), names.split()):  # Linux alone has extended attributes
             _replace(os, name, _mapped(scratch, 0, "path", choose))
     for names, act in (
         ("mkdir", _mkdir),
@@ -240,11 +241,16 @@ def redirect(scratch: Scratch) -> None:
         for name in names.split():
             _replace(os, name, partial(act, scratch))
     _replace(shutil, "rmtree", partial(_rmtree, scratch))
-    for module, name, at, key, how in _OPENED:
-        if hasattr(sys.modules.get(module), name):
-            _replace(sys.modules[module], name, _mapped(scratch, at, key, getattr(scratch, how)))
+    for name in dict.fromkeys(module for module, *_ in _OPENED):
+        after_import(name, partial(_redirect_module, scratch))
     sqlite3.dbapi2.connect = sqlite3.connect  # one function under two names, too
     update_paths()
+
+
+def _redirect_module(scratch: Scratch, imported: ModuleType) -> None:
+    for module, name, at, key, how in _OPENED:
+        if module == imported.__name__ and hasattr(imported, name):
+            _replace(imported, name, _mapped(scratch, at, key, getattr(scratch, how)))
 
 
 def _replace(space: Any, name: str, act: Act) -> None:
@@ -342,7 +348,7 @@ def _rename(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) 
         scratch.remove(source)
 
 
-def _link(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) -> None:
+def _link(scratch: Scratch, original: Act, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
     dst = scratch.followed(dst, last=False)
     if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
         raise _error(errno.EEXIST, dst)
@@ -350,7 +356,7 @@ def _link(scratch: Scratch, original: Act, src: Any, dst: Any, **kwargs: Any) ->
         src = scratch.path_to_modify(scratch.followed(src))
     else:
         scratch.mark(_LINKED)
-    original(src, scratch.path_to_create(dst), **kwargs)
+    original(src, scratch.path_to_create(dst), *args, **kwargs)
 
 
 def _list(scratch: Scratch, original: Act, path: Any = ".") -> Any:
