@@ -32,21 +32,13 @@ class Allocation(Generic[T]):
 
 def allocate(
     request: Request,
-    command: str,
-    decide: Callable[[Inventory], T],
-    devices: Callable[[T], Sequence[Device]],
-    wait: float,
-    say: Callable[[str], None],
+    command: str,  # the one that asks, shown to others in the queue
+    decide: Callable[[Inventory], T],  # called with the inventory, including holders; again after each wait
+    devices: Callable[[T], Sequence[Device]],  # returns the devices of a decision
+    wait: float,  # seconds to queue until they are free; 0 does not wait
+    say: Callable[[str], None],  # called with the users of the devices, whenever these change
 ) -> Allocation[T]:
     """Decide from the inventory of this machine, and lock the GPUs before another run can.
-
-    Args:
-        request: the devices asked for.
-        command: the one that asks, shown to others in the queue.
-        decide: called with the inventory, including holders; called again after each wait.
-        devices: returns the devices of a decision.
-        wait: seconds to queue until they are free; 0 does not wait.
-        say: called with the users of the devices, whenever these change.
 
     Raises DevicesBusy if others use the devices, and the time to wait is over; DeviceError if GPUs are to be picked
     but locks cannot be used.

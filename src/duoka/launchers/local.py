@@ -75,11 +75,8 @@ class RunContext:
 def run_local(plan: Plan) -> int:
     """Run `plan` with one worker for each device, restart it after faults, and return the exit code.
 
-    Raises:
-        OptionError: the log files cannot be created; or machine 0 cannot listen at `--rendezvous`.
-        AskedError: the machines were started with different settings.
-        TimedOut: another machine did not connect.
-        WorkerFailed: a worker cannot be started.
+    Raises as `join_machines`; OptionError if the log files cannot be created, WorkerFailed if a worker cannot be
+    started.
     """
     try:
         with join_machines(plan, say) as (plan, run_id, others), closing(outputs_of(plan)) as outputs:
