@@ -96,15 +96,11 @@ def find_stuck(
 ) -> Stuck | None:
     """Return where ranks have waited in a collective for others for longer than the limit; None if they have not.
 
-    Ranks that called different collectives are reported at once. If all have joined the same one, it mostly ends by
-    itself: only the longest limit holds, unless a rank is stopped; and none for a script with its own
-    torch.distributed, where the network's limit holds.
-
     remote: progress of the ranks of other machines. They may wait or be waited for, but only their own machine, which
     sees whether they work, reports them as missing.
     """
-    # Other machines send names, not digests. Those of a script's own collectives hold its lines, and shapes that may
-    # differ between ranks.
+    # Different collectives are reported at once. Other machines send names, not digests; those of a script's own
+    # collectives hold its lines, and shapes that may differ between ranks.
     if mismatch := board.first_mismatch() or (None if limits.wait_while_busy else _remote_mismatch(board, remote)):
         waiting = tuple(rank for ranks, _ in mismatch.sides for rank in ranks)
         return Stuck(mismatch.number, 0.0, waiting, (), mismatch)
@@ -120,7 +116,9 @@ def find_stuck(
     missing = [worker for worker in missing if worker in stopped] or missing  # a stopped rank is the cause, if any
     ranks = progress.values()
     limit = limits.after(min(rank.steps for rank in ranks), max(rank.slowest for rank in ranks))
-    if not (missing or stopped):  # all have joined it here, and the network or another machine holds it up
+    if not (missing or stopped):
+        # All have joined it, and it mostly ends by itself: only the longest limit holds; and none for a script with its
+        # own torch.distributed, where the network's limit holds.
         limit = limits.start
         if limits.wait_while_busy or seconds <= limit + (TO_TELL if remote else 0.0):
             return None
