@@ -267,6 +267,60 @@ def test_a_pass_gathers_a_block_once_whatever_the_lengths_of_sequences_on_a_rank
     assert flow.run(["run", "--quiet", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok().stdout == expected
 
 
+CHECKPOINTED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.down, self.up = nn.Parameter(torch.randn(2, 8) / 10), nn.Parameter(torch.zeros(8, 2))
+
+    def forward(self, x):
+        return self.layer(x) + x @ self.down.T @ self.up.T
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 3), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        _, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            row, _ = (chosen == number).nonzero(as_tuple=True)
+            out.index_add_(0, row, expert(x[row]))
+        return out
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts, self.adapted, self.norm, self.head = Experts(), Adapted(), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.adapted, self.experts(x), use_reentrant=False))
+
+torch.manual_seed(0)
+net, data = Net(), torch.randn(24, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for x in DataLoader(data, 4):
+    loss = net(x).square().mean() + net.experts(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.4f}")
+"""
+
+
+def test_a_checkpointed_layer_whose_weight_and_bias_are_in_two_blocks(flow: Flow) -> None:
+    script = flow.write("script.py", CHECKPOINTED)
+    expected = flow.python([script]).ok().stdout
+    assert flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", "--quiet", script]).ok().stdout == expected
+
+
 def test_padding_is_left_out_as_by_torchs_fast_path(flow: Flow) -> None:
     script = flow.write("padded.py", PADDED)
     one = flow.python([script]).ok()

@@ -248,7 +248,9 @@ def _on_unsharded(func: Function, args: Args, kwargs: Kwargs, parameters: list[S
             operands = {key: unsharded.clone() for key, unsharded in operands.items()}
     args, kwargs = tree_map_only(Sharded, lambda parameter: operands[id(parameter)], (args, kwargs))
     saves = records_gradients() and not transforms
-    with saving_positions(parameters[0]._block.blocks) if saves else nullcontext():
+    # To gather one of several blocks may release another, whose memory `Blocks` then no longer knows.
+    used = {memory_of(operands[id(each)]): (each._block, each._index) for each in parameters} if saves else {}
+    with saving_positions(parameters[0]._block.blocks, used) if saves else nullcontext():
         out = func(*args, **kwargs)
     for parameter in parameters:
         parameter._block.write_back()
@@ -322,12 +324,16 @@ class _Saved(Protocol):
     def tensor(self) -> Tensor: ...
 
 
-def saving_positions(blocks: Blocks) -> AbstractContextManager[None]:
-    """Return a context in which functions save the block and index of parameters in place of their memory."""
+def saving_positions(blocks: Blocks, used: dict[int, tuple[Block, int]]) -> AbstractContextManager[None]:
+    """Return a context in which functions save the block and index of parameters in place of their memory.
+
+    used: memory of the parameters among the arguments -> block and index.
+    """
     outer = outer_saved_tensors_hooks()
 
     def pack(tensor: Tensor) -> _Saved:
-        position = blocks.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
+        memory = memory_of(tensor) if tensor.layout is torch.strided else None
+        position = None if memory is None else used.get(memory) or blocks.memory.get(memory)
         if position is not None:
             return _SavedParameter(*position, tensor)
         return _SavedTensor(tensor) if outer is None else _SavedElsewhere(outer[1], outer[0](tensor))
