@@ -117,8 +117,8 @@ def find_stuck(
     ranks = progress.values()
     limit = limits.after(min(rank.steps for rank in ranks), max(rank.slowest for rank in ranks))
     if not (missing or stopped):
-        # All have joined it, and it mostly ends by itself: only the longest limit holds; and none for a script with its
-        # own torch.distributed, where the network's limit holds.
+        # All have joined it, and it mostly ends by itself: only the longest limit holds; and none for a script with
+        # its own torch.distributed, where the network's limit holds.
         limit = limits.start
         if limits.wait_while_busy or seconds <= limit + (TO_TELL if remote else 0.0):
             return None
