@@ -328,6 +328,7 @@ LAYOUTS = {
     "pieces and draws of no entries": on(
         "(4, 2, 0)", "print(x.unbind(2), [column for column in x.mT.transpose(0, 1)], x.bernoulli_(0.5).shape)"
     ),
+    "draws with an impossible probability": on("(4, 2)", "x.bernoulli_(7)"),
     "the first batch of a loader detached in place": Program(
         ("data = torch.arange(24.).view(12, 2)",),
         "for step, x in enumerate(DataLoader(data, batch_size=4, shuffle=True)):",
