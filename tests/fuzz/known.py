@@ -557,6 +557,16 @@ OTHERS = {
         "print(net.weight.grad.tolist())",
         header=("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.Linear(3, 2)"),
     ),
+    "a gradient penalty through a norm": on(
+        "(8, 4)",
+        "z = x.requires_grad_(); grad, = torch.autograd.grad(net(z).sum(), z, create_graph=True)",
+        "((grad.norm(dim=1) - 1) ** 2).mean().backward()",
+        "print([p.grad is None or p.grad.tolist() for p in net.parameters()])",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4))",
+        ),
+    ),
     "groups of a single entry": on(
         "(4, 2)", "print(F.group_norm(x[:3], 2).tolist())", "print(F.group_norm(x[:1], 2).tolist())"
     ),

@@ -129,9 +129,10 @@ class Exact(Bucketed):
     def _arrive(self, index: int, share: int, alias: Tensor) -> None:
         """Add the gradient of one share; called by autograd."""
         gradient, alias.grad = alias.grad, None
+        if gradient is None:  # as a norm's bias in a second backward pass, on which nothing depends
+            return
         if self._pass is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
-        assert gradient is not None
         parameter = self._infos[index].tensor()
         if parameter is None or not parameter.requires_grad:  # frozen since its use, it gets no gradient
             return
