@@ -398,10 +398,7 @@ def _listen(machines: Machines) -> socket.socket:
 
 
 def _address_of_host(machines: Machines, seconds: float) -> tuple[str, int]:
-    """Return the address and port of machine 0, which may change when an engine restarts it.
-
-    Raises OSError if machine 0 has not published it yet.
-    """
+    """Return the address and port of machine 0, which a restart may change; raise OSError if it has none yet."""
     if not machines.store:
         return machines.host, machines.port
     with suppress(RuntimeError):  # torch's timeout

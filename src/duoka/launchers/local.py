@@ -322,10 +322,7 @@ def _shared_files(plan: Plan) -> tuple[mmap.mmap | None, int | None]:
 
 
 def _check_files(workers: int) -> None:
-    """Check that this process may open enough files: torch's store aborts the process otherwise.
-
-    Raises WorkerFailed if it may not.
-    """
+    """Raise WorkerFailed if this process may not open enough files: torch's store would abort it."""
     count, taken = 16 + 8 * workers, []
     try:
         for _ in range(count):
@@ -340,14 +337,10 @@ def _check_files(workers: int) -> None:
 
 @contextmanager
 def _store(machines: Machines, unnamed: int | None) -> Iterator[int]:
-    """Run a store for the workers of all machines on a free port, and yield the port.
-
-    With one machine it listens on loopback only. On other machines than machine 0, and if the workers use a file,
-    there is none, and the port is 0.
-    """
+    """Run a store for the workers of all machines on a free port, and yield the port; 0 if there is none here."""
     from duoka.network.rendezvous import tcp_store
 
-    if machines.number > 0 or unnamed is not None:
+    if machines.number > 0 or unnamed is not None:  # machine 0 has it, or it is this file
         yield 0
         return
     host = environment.LOOPBACK if machines.count == 1 else machines.host

@@ -172,13 +172,10 @@ def set_threads(count: int | None) -> None:
 
 
 def _with_long_timeout(plan: Plan) -> Plan:
-    """Lengthen the timeout of collectives: the command process, which watches the status board, ends waits.
-
-    It does not while a rank is in a debugger. On GPUs, whose libraries end the process without a report, the timeout
-    is only a minute longer. Scripts with their own torch.distributed set their own.
-    """
-    if plan.kind is Kind.DISTRIBUTED:
+    """Lengthen the timeout of collectives: the command process ends waits, unless a rank is in a debugger."""
+    if plan.kind is Kind.DISTRIBUTED:  # the script sets its own
         return plan
+    # On GPUs by a minute only: their libraries end the process, without a report.
     return replace(plan, timeout=max(plan.timeout, A_DAY) if plan.devices[0].type == "cpu" else plan.timeout + 60.0)
 
 
