@@ -87,6 +87,17 @@ os.chdir("data")
 assert open("two.txt").read() == "data/two.txt" and os.path.exists("four.txt") and os.getcwd().endswith("/data")
 os.chdir("../copy")
 assert open("two.txt").read() == "data/two.txt"
+os.makedirs("runs/1")
+os.chdir("runs/1")
+assert Path.cwd() == Path(__file__).parent / "copy/runs/1" and open("../../../data/two.txt").read() == "data/two.txt"
+open("log.txt", "w").write("log")
+assert Path("log.txt").absolute().read_text() == "log" and os.listdir() == os.listdir(os.getcwd()) == ["log.txt"]
+assert open("../../two.txt").read() == "data/two.txt"
+os.chdir("..")
+assert os.listdir(".") == ["1"]
+import sqlite3
+sqlite3.connect(":memory:").execute("create table t (x)")
+assert os.listdir() == ["1"]
 os.chdir(Path(__file__).parent)
 shutil.rmtree("data")
 assert not os.path.exists("data/deep/three.txt") and not os.path.isdir("data")

@@ -47,8 +47,9 @@ class Scratch:
         for folder in (self.files, self._gone, self.temporary):
             make_folders(folder)
 
-    def original(self, copy: str) -> str:
-        return copy[len(self.files) :]
+    def original(self, path: str) -> str:
+        """Return the original of a copy; of others the path itself."""
+        return path.removeprefix(self.files) or "/"
 
     def scratch_path(self, path: Any) -> str | None:
         """Return a path's copy in the scratch folder; None if it is not a path, or stays where it is."""
@@ -61,19 +62,23 @@ class Scratch:
         return None if kept else self.files + absolute
 
     def followed(self, path: Any, last: bool = True, most: int = MOST_LINKS) -> Any:
-        """Return the path behind the links that the script has made. last: also where the path itself is one.
+        """Return the original path behind links that the script has made. last: also where the path itself is one.
 
-        The system would follow them to the originals, which the script must not write into, or to files that only the
-        scratch folder has.
+        The system would follow them to originals, which the script must not write into, or to files that only the
+        scratch folder has. And it would take a relative path from the working directory, which may be a copy.
         """
-        copy = self.scratch_path(path) if most and self.has(_LINKED) else None
-        parts = [] if copy is None else self.original(copy).strip("/").split("/")
+        is_relative = isinstance(path, (str, bytes, os.PathLike)) and not os.path.isabs(path)
+        is_in_copy = is_relative and _working_directory().startswith(self.files)
+        copy = self.scratch_path(path) if most and (is_in_copy or self.has(_LINKED)) else None
+        if copy is None:
+            return path
+        parts = self.original(copy).strip("/").split("/")
         for depth in range(1, len(parts) + last):
             at = "/".join([self.files, *parts[:depth]])
             if _kind(at) == stat.S_IFLNK:
                 beside = os.path.dirname(self.original(at))
                 return self.followed(os.path.join(beside, posix.readlink(at), *parts[depth:]), last, most - 1)
-        return path
+        return self.original(copy) if is_in_copy else path
 
     def path_to_read(self, path: Any) -> Any:
         copy = self.scratch_path(path)
@@ -96,7 +101,7 @@ class Scratch:
         if copy is None:
             return path
         folder = os.path.dirname(copy)
-        if not is_folder(self.path_to_read(self.original(folder) or "/")):
+        if not is_folder(self.path_to_read(self.original(folder))):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
         make_folders(folder)
         return copy
@@ -150,6 +155,12 @@ class Scratch:
 
 
 # The system's own functions, not the replaced ones of `os`.
+
+
+def _working_directory() -> str:
+    with suppress(FileNotFoundError):  # it may be removed
+        return posix.getcwd()
+    return ""
 
 
 def _kind(path: Any, status: Callable[[Any], os.stat_result] = posix.lstat) -> int:
@@ -224,6 +235,7 @@ def redirect(scratch: Scratch) -> None:
     builtins.open = io.open  # which were one function
     _replace(os, "open", partial(_open_descriptor, scratch))
     _replace(os, "chdir", _mapped(scratch, 0, "path", scratch.path_to_enter))
+    _replace(os, "getcwd", lambda original: scratch.original(original()))
     for names, choose in (
         (_READ, scratch.path_to_read),
         (_CHANGED, scratch.path_to_modify),
