@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import glob
 import io
 import multiprocessing
 import os
@@ -43,6 +44,8 @@ with requiring("Python", platform.python_version()):
     # The class in which pathlib of Python 3.10 keeps copies of functions of `os` and `io`; None: no copies.
     # Public: none.
     PATH_FUNCTIONS: Any = getattr(pathlib, "_NormalAccessor", None)
+    # The class in which glob, since Python 3.13, keeps copies of functions of `os`; None: no copies. Public: none.
+    GLOB_FUNCTIONS: Any = getattr(glob, "_StringGlobber", None)
     # (module, name): the copy of `open` that it keeps. Public: none.
     OPEN_COPIES = (("bz2", "_builtin_open"), ("tarfile", "bltn_open"))
     assert callable(tarfile.bltn_open)  # type: ignore[attr-defined]
@@ -66,6 +69,8 @@ def update_paths() -> None:
     for module, name in OPEN_COPIES:
         if module in sys.modules:  # else it will take the current one when it is imported
             setattr(sys.modules[module], name, io.open)
+    for name in ("lstat", "scandir") if GLOB_FUNCTIONS is not None else ():
+        setattr(GLOB_FUNCTIONS, name, staticmethod(getattr(os, name)))
     if PATH_FUNCTIONS is not None:
         links = ("link", "readlink", "symlink", "unlink")
         for name in ("chmod", "listdir", "mkdir", "rename", "replace", "rmdir", "scandir", "stat", *links):
