@@ -60,20 +60,15 @@ class PeerFailed(BaseException):
 
 
 class Collectives(ABC):
-    """The collectives of a rank among `world_size` ranks. All ranks must make the same calls in the same order.
-
-    begun: number of collectives so far. key: of the run; signs objects. isolated: True while this rank tries
-    something out that the others do not, and must not call a collective. waited: nanoseconds in which this process
-    waited for collectives. stream_waits: measures the same for the stream of an accelerator.
-    """
+    """The collectives of a rank among `world_size` ranks. All ranks must make the same calls in the same order."""
 
     rank: int
     world_size: int
-    begun: int = 0
-    key: Key = Key()
-    isolated: bool = False
-    waited: int = 0
-    stream_waits: StreamWaits | None = None
+    begun: int = 0  # collectives so far
+    key: Key = Key()  # of the run; signs objects
+    isolated: bool = False  # True while this rank tries something out that the others do not: no collective then
+    waited: int = 0  # nanoseconds in which this process waited for collectives
+    stream_waits: StreamWaits | None = None  # measures the same for the stream of an accelerator
     _agreeing: bool = False  # within `run_or_fall_back`, before the first collective
     _delayed: list[Tensor] | None = None  # within `coalesced_broadcasts`
 

@@ -165,13 +165,13 @@ class ProcessCollectives(Collectives):
         """Record the collective that begins, and return its name, which is the same on all ranks.
 
         Raises:
-            Refused: the script has forked this process, which would take part in this rank's place.
+            Refused: the script has forked this process, which would take part in place of its rank.
         """
         line = self._line()
         if os.getpid() != self._process:
             raise Refused(
-                f"{line}: a process that the script has started computes with a batch, of which each rank holds its "
-                "rows only; give it a plain tensor, such as torch.tensor(x.tolist())"
+                f"{line} computes with a batch or a sharded parameter in a process that the script started, without "
+                "the other ranks; do so in the script's own process, or with plain tensors: torch.tensor(x.tolist())"
             )
         text = shown = f"{what}{self._threads.where()} at {line}"
         if self._raised is not None:  # the type of the error may differ between ranks

@@ -32,13 +32,10 @@ _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range)
 
 
 class DatasetState:
-    """A snapshot of a dataset's state, by the names under which it is found.
-
-    generators: the random generators in it.
-    """
+    """A snapshot of a dataset's state, by the names under which it is found."""
 
     def __init__(self, dataset: Any) -> None:
-        self.generators: list[Any] = []
+        self.generators: list[Any] = []  # random ones, in it
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._values = dict(self._state_in("dataset", dataset, _DEPTH))
 

@@ -187,10 +187,10 @@ class StreamCollate:
     """The `collate_fn` of a stream's batches, with their numbers of samples.
 
     With default_collate, only this rank's rows are stacked from the second batch on. split: between processes, of no
-    samples. weights: of the ranks' shares.
+    samples.
     """
 
-    weights: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()  # of the ranks' shares
 
     def __init__(self, collate: Callable[[list[Any]], Any], split: Partition) -> None:
         self._collate, self._split = collate, split

@@ -53,22 +53,17 @@ CHANGES = 2  # batches that may change a dataset: the first may open a file or f
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request for one batch: its indices, and the number of the epoch.
+    """A request for one batch."""
 
-    weights: of the ranks' shares (`Partition`) when it was requested, which may be long before it is read.
-    """
-
-    epoch: int
+    epoch: int  # its number
     indices: list[Any]
-    weights: tuple[float, ...]
+    weights: tuple[float, ...]  # of the ranks' shares (`Partition`) now, which may be long before it is read
 
 
 class RequestSampler:
     """A batch sampler that yields `BatchRequest`s for the batches of a loader, each cut into pieces.
 
     cut: returns the sizes of the pieces of a batch of so many samples. draws_on_cpu: whatever the default device is.
-    epoch: number of the next iteration. skip: batches that it leaves out. groups: the sizes of the pieces of each
-    batch that the last iteration has requested.
     """
 
     def __init__(
@@ -83,8 +78,9 @@ class RequestSampler:
         self._view, self._cut = view, cut or (lambda n: (n,))
         self._draws_on_cpu = draws_on_cpu
         self.batch_size = None if cut else getattr(self._batches, "batch_size", None)  # of the loader's iterator
-        self.epoch = self.skip = 0
-        self.groups: deque[Sequence[int]] = deque()
+        self.epoch = 0  # number of the next iteration
+        self.skip = 0  # batches that it leaves out
+        self.groups: deque[Sequence[int]] = deque()  # sizes of the pieces of each batch that the last has requested
         self._rest: Any = None
         self._drawn: list[BatchRequest] = []
 
@@ -122,19 +118,14 @@ class RequestSampler:
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """A batch of `n` samples, as a loader worker sends it.
-
-    rows: of this rank, if it holds only these; None: all. why: the reason for reading it whole, if it was decided.
-    seeded: each of its samples has drawn from a generator of its own. weights: of the ranks' shares when it was
-    requested.
-    """
+    """A batch of `n` samples, as a loader worker sends it."""
 
     batch: Any
     n: int
-    rows: int | None = None
-    why: str = ""
-    seeded: bool = False
-    weights: tuple[float, ...] = ()
+    rows: int | None = None  # of this rank, if it holds only these; None: all
+    why: str = ""  # the reason for reading it whole, if it was decided
+    seeded: bool = False  # each of its samples has drawn from a generator of its own
+    weights: tuple[float, ...] = ()  # of the ranks' shares when it was requested
 
     def pin_memory(self) -> LabelledBatch:
         """Pin the batch, but for tensors of a GPU; called by torch's pinning thread."""
@@ -176,9 +167,8 @@ class Reader:
     whether reading draws random numbers. With "shared" every sample draws from a generator seeded by (seed, epoch,
     index): the same for any number of ranks.
 
-    split: between processes, of no samples. may_split: whether batches are known to be split; None: the next one
-    decides. rank_local: a context for reading rows that the other ranks do not read. reseeds: with "auto", switch to
-    "shared" if reading draws. why: the reason for reading whole batches. epochs: number of those begun.
+    split: between processes, of no samples. rank_local: a context for reading rows that the other ranks do not read.
+    reseeds: with "auto", switch to "shared" if reading draws.
     """
 
     def __init__(
@@ -194,7 +184,9 @@ class Reader:
         self._split, self._rank_local = split, rank_local
         self.seeded = self.seeds_always = loading == "shared"
         self._reseeds, self._draws = reseeds and loading == "auto", False
-        self.may_split, self.why, self.epochs = may_split, "", 0
+        self.may_split = may_split  # None: the next batch decides
+        self.why = ""  # the reason for reading whole batches
+        self.epochs = 0  # begun so far
         self._changes = 0  # observed changes of the dataset
         self._generators: list[Any] = []  # of the dataset
         self._seed = torch.initial_seed()

@@ -39,16 +39,16 @@ _APART = ("duoka", "torch", "triton", "wandb")
 class Caller:
     """Distinguishes calls that all ranks make from those of threads, of reading samples, and of duoka.
 
-    Create it in the thread that runs the script. at_end: the script has ended. written: files that rank 0 has opened
-    for writing.
+    Create it in the thread that runs the script.
     """
 
     def __init__(self, patches: Patches, ranks: Collectives) -> None:
         self._patches, self._ranks = patches, ranks
         self._thread = threading.get_ident()
         self._here = _Here()
-        self._collecting = self.at_end = False
-        self.written: set[str] = set()
+        self._collecting = False  # garbage: finalizers run on this rank now, and on others at other times
+        self.at_end = False  # the script has ended
+        self.written: set[str] = set()  # files that rank 0 has opened for writing
         self._changed: set[str] = set()  # paths
         self._folders: set[str] = set()  # of these
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")

@@ -25,18 +25,12 @@ Reached = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class DdpOptions:
-    """Options of DistributedDataParallel, by its names.
+    """Options of DistributedDataParallel, by its names."""
 
-    find_unused_parameters: True: a pass may leave out parameters; False: that is an error; None: it is reported once.
-    static_graph: every pass must reach the same parameters. broadcast_buffers: all ranks take rank 0's buffers after
-    each pass; None: only if ranks may compute different ones. gradient_as_bucket_view: gradients are views of larger
-    tensors, which saves a copy.
-    """
-
-    find_unused_parameters: bool | None = None
-    static_graph: bool = False
-    broadcast_buffers: bool | None = None
-    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool | None = None  # may a pass leave out parameters? None: it is reported once
+    static_graph: bool = False  # every pass must reach the same parameters
+    broadcast_buffers: bool | None = None  # rank 0's, after each pass; None: if ranks may compute different ones
+    gradient_as_bucket_view: bool = False  # gradients are views of larger tensors, which saves a copy
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -40,15 +40,12 @@ _ZEROING = tuple(unwrap(function).__code__ for function in (nn.Module.zero_grad,
 
 
 class Block:
-    """Parameters that are unsharded together. parameters: sharded ones (`parameter.py`), whose block this becomes.
-
-    shards: this rank's rows of each parameter. prefetch_targets: block used before this one -> the block that was
-    used after this one then.
-    """
+    """Parameters that are unsharded together. parameters: sharded ones (`parameter.py`), whose block this becomes."""
 
     def __init__(self, blocks: Blocks, parameters: Sequence[Any]) -> None:
         self.blocks = blocks
-        self.shards = [BatchTensor(parameter._rows, parameter._meta.spec) for parameter in parameters]
+        self.shards = [BatchTensor(parameter._rows, parameter._meta.spec) for parameter in parameters]  # this rank's
+        # Block used before this one -> the block that was used after this one then.
         self.prefetch_targets: WeakKeyDictionary[Block, PrefetchTarget] = WeakKeyDictionary()
         self._packs: dict[Any, list[Pack]] = {}  # by where they are unsharded, and their indices
         self._unsharded: list[Tensor] | None = None

@@ -10,7 +10,6 @@ so that all ranks do the same. Why: docs/decisions/0120-sharded-parameters.md
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,26 +19,20 @@ import torch
 from torch import Tensor
 
 from duoka.collectives.base import Collectives, IsolatedRank
-from duoka.errors import Refused
 from duoka.hardware.accelerator import CopyStream
 from duoka.sharding.block import Block, StaleView
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.pack import Arriving, Kind
-from duoka.system.user_code import user_line
 from duoka.view.view import ParameterView, View
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchTarget:
-    """The block to prefetch after a certain other one.
+    """The block to prefetch after a certain other one."""
 
-    block: may be deleted on one rank earlier than on another. kinds: of what a rank then sends in its place. size: in
-    bytes.
-    """
-
-    block: ReferenceType[Block]
-    kinds: tuple[Kind, ...]
-    size: int
+    block: ReferenceType[Block]  # it may be deleted on one rank earlier than on another
+    kinds: tuple[Kind, ...]  # of what a rank then sends in its place
+    size: int  # in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +51,8 @@ class _Prefetch:
 class Blocks:
     """The blocks of a run.
 
-    view: of the sharded parameters. memory: memory of an unsharded parameter -> its block and index. process: that
-    can call collectives. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
-    backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay unsharded on each
-    rank for now. replicas: the ranks with the same shards as this one, each on its machine; None: there are none.
-    uploads: of offloaded parameters. downloads: of their gradients.
+    view: of the sharded parameters. on_gradient: called with each parameter that a backward pass reaches. replicas:
+    the ranks with the same shards as this one, each on its machine; None: there are none.
     """
 
     def __init__(
@@ -73,14 +63,13 @@ class Blocks:
     ) -> None:
         self.view, self.on_gradient = view, on_gradient
         self.replicas = None if replicas is None else View(replicas, lambda _: None)
-        self.memory: dict[int, tuple[Block, int]] = {}
-        self.process = os.getpid()
+        self.memory: dict[int, tuple[Block, int]] = {}  # of an unsharded parameter -> its block and index
         self.norms: GradientNorms = view.gradient_norms
-        self.uploads, self.downloads = CopyStream(), CopyStream()
-        self.defers = False
-        self.no_sync: frozenset[Block] = frozenset()
+        self.uploads, self.downloads = CopyStream(), CopyStream()  # of offloaded parameters, and of their gradients
+        self.defers = False  # True in a backward pass at whose end deferred gradients are added
+        self.no_sync: frozenset[Block] = frozenset()  # blocks whose gradients stay unsharded on each rank for now
         self._unsharded: list[Block] = []  # gathered blocks, the last used one last
-        self._largest = 0
+        self._largest = 0  # bytes of the largest block so far
         self._prefetch: _Prefetch | None = None
         self._used: tuple[Block | None, Block | None] = None, None  # the two used last
         self._used_written = -1  # `View.written` at the last use
@@ -135,15 +124,9 @@ class Blocks:
         """Return the unsharded parameters of a block: those that were prefetched, or gathered now.
 
         Raises:
-            Refused: this process was forked by the script, so it cannot call collectives.
             IsolatedRank: this rank is trying something out by itself.
         """
         view = self.view
-        if os.getpid() != self.process:
-            raise Refused(
-                f"{user_line()} computes with a sharded parameter in a process that the script started, without the "
-                "other ranks; do so in the script's own process, or use another strategy"
-            )
         if view.ranks.isolated:
             raise IsolatedRank
         with torch.inference_mode(False), torch.no_grad():

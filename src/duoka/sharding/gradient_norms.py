@@ -38,16 +38,12 @@ class _Parameter:
 
 @dataclass(slots=True)
 class _Group:
-    """Norms of one kind.
+    """Norms of one kind."""
 
-    asked: the parameters for which the script asks, in order. again: for which it has asked since these were
-    exchanged. known: norms, with the version of the gradient. written: `View.written` then.
-    """
-
-    asked: list[_Parameter] = field(default_factory=list)
-    again: set[_Parameter] = field(default_factory=set)
-    known: dict[_Parameter, tuple[int, Tensor]] = field(default_factory=dict)
-    written: int = 0
+    asked: list[_Parameter] = field(default_factory=list)  # for which the script asks, in order
+    again: set[_Parameter] = field(default_factory=set)  # for which it has asked since these were exchanged
+    known: dict[_Parameter, tuple[int, Tensor]] = field(default_factory=dict)  # with the version of the gradient
+    written: int = 0  # `View.written` when they were exchanged
 
     def to_exchange(self, parameter: _Parameter) -> list[_Parameter]:
         """Return the parameters whose norms are exchanged when that of `parameter` is not known."""

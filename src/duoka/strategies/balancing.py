@@ -89,8 +89,7 @@ def _line(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class Balance:
     """Sets the weights of a view's shares as fast as each rank computes. All ranks make the same steps.
 
-    ranks: the collectives of these ranks. device: of this rank. say: prints a line for the user. handle: removes the
-    hook of optimizers that measures the steps.
+    ranks: the collectives of these ranks. device: of this rank. say: prints a line for the user.
     """
 
     def __init__(self, view: View, ranks: Collectives, device: torch.device, say: Callable[[str], None]) -> None:
@@ -104,7 +103,7 @@ class Balance:
         self._gained: list[Sequence[float]] = []  # times of the windows in a row that have shown a gain
         self._asked = GAIN
         self._largest = 0.0  # share of this rank so far
-        with unnumbered():
+        with unnumbered():  # measures the steps
             self.handle = register_optimizer_step_post_hook(
                 not_compiled(lambda optimizer, *_: self._stepped(optimizer))
             )

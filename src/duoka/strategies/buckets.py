@@ -60,13 +60,10 @@ class ParameterInfo:
 
 
 class _SentBucket(NamedTuple):
-    """A bucket being summed; the report of the pass follows the gradients in the last bucket.
-
-    wait: waits for the sum if it is not there yet, and returns it.
-    """
+    """A bucket being summed; the report of the pass follows the gradients in the last bucket."""
 
     members: list[int]
-    wait: Callable[[], Tensor]
+    wait: Callable[[], Tensor]  # waits for the sum if it is not there yet, and returns it
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,27 +48,20 @@ _GATHERED_AT_MOST = 16  # copies noted
 
 @dataclass(slots=True, eq=False)
 class AliasedCopy:
-    """A gathered copy `full` of a rank's `rows`.
-
-    strides: of the batch, which `full` has. holders: references to its memory before the script got one.
-    written_back: called after rows were updated from the copy. versions, grad_fn: of rows and copy when they were
-    last equal. memory: of the rows. number: among all copies of this memory, when the script last got it. active:
-    False if this rank has seen that its script no longer holds the copy. saved: by autograd on some rank; on
-    others it may have no values.
-    """
+    """A gathered copy `full` of a rank's `rows`."""
 
     rows: Tensor
     spec: Spec
-    strides: Strides
+    strides: Strides  # of the batch, which `full` has
     full: Tensor
-    holders: int = 0
-    written_back: Callable[[], None] | None = None
-    versions: tuple[int, int] = (0, 0)
-    grad_fn: Any = None
-    memory: int = 0
-    number: int = 0
-    active: bool = True
-    saved: bool = False
+    holders: int = 0  # references to its memory before the script got one
+    written_back: Callable[[], None] | None = None  # called after rows were updated from the copy
+    versions: tuple[int, int] = (0, 0)  # of rows and copy when they were last equal
+    grad_fn: Any = None  # of the copy at that time
+    memory: int = 0  # of the rows
+    number: int = 0  # among all copies of this memory, when the script last got it
+    active: bool = True  # False if this rank has seen that its script no longer holds the copy
+    saved: bool = False  # by autograd on some rank; on others it may have no values
 
     def __post_init__(self) -> None:
         self.memory = memory_of(self.rows)
@@ -209,20 +202,17 @@ class _Gathered:
 
 
 class AliasedCopies:
-    """The gathered copies of the batches of a view that the script may hold on some rank; nearly always none.
-
-    copies: the same on all ranks for each batch that the script can reach. has_uncounted_writes: True once the script
-    has used `x.data` of a batch, as writes through it are not counted. unnumbered: memory of tensors of the inference
-    mode, which do not count their writes -> calls that may have written to it. numbers: memory of rows -> how often
-    the script has got a copy of it, or the ranks have forgotten one but the last. gathered: the last ones.
-    """
+    """The gathered copies of the batches of a view that the script may hold on some rank; nearly always none."""
 
     def __init__(self) -> None:
-        self.copies: list[AliasedCopy] = []  # read by _replay.c
-        self.has_uncounted_writes = False
+        # The same on all ranks for each batch that the script can reach; read by _replay.c.
+        self.copies: list[AliasedCopy] = []
+        self.has_uncounted_writes = False  # True once the script has used `x.data`: torch counts no write through it
+        # Memory of tensors of the inference mode, which count no writes -> calls that may have written to it.
         self.unnumbered: Counter[int] = Counter()
+        # Memory of rows -> how often the script has got a copy of it, or the ranks have forgotten one but the last.
         self.numbers: Counter[int] = Counter()
-        self.gathered: deque[_Gathered] = deque(maxlen=_GATHERED_AT_MOST)
+        self.gathered: deque[_Gathered] = deque(maxlen=_GATHERED_AT_MOST)  # the last ones
 
     @property
     def is_active(self) -> bool:

@@ -15,14 +15,11 @@ Place = tuple[str, str]  # an operation and a line of the script
 
 
 class Tally(Counter[Place]):
-    """Number of calls by operation and line; `seconds` likewise, without synchronizing a GPU.
-
-    repeated: further calls, of rows that had been gathered before.
-    """
+    """Number of calls by operation and line; `seconds` likewise, without synchronizing a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.repeated = 0
+        self.repeated = 0  # further calls, of rows that had been gathered before
         self.seconds: Counter[Place] = Counter()
         self._began = perf_counter()
 

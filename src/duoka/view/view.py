@@ -52,31 +52,13 @@ class View:
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         recomputed: modules that compute their activations again in the backward pass.
         leaf_hooks: leaf -> the script's hooks on it, if the strategy calls them itself.
-
-    Attributes:
-        whole_operations: counts of operations that were computed whole.
-        gathers_on: the device of what is computed whole (`gathering_on`); None: that of the rows.
-        watch: makes the sizes of batches in the context of `watching`; else None.
-        of_parameters: True for a `ParameterView`, whose attributes of its own are None here.
-        sharded: the views of the sharded parameters of models that are called with its batches.
-        has_sharded: True if there are any.
-        drawn: number of random draws for rows.
-        batch_norm: "local" if BatchNorm takes the statistics of each share, else "whole".
-        rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
-        aliased: gathered copies that the script holds references to.
-        row_independent: functions that the user says compute each row by itself.
-        metas: (spec, shape, type, strides) -> the Meta of such a batch.
-        programs, calls: key -> the program recorded from its rule (`dispatch/replay.py`), and its calls without one.
-        outcomes: key -> what the call returns on one device (`tensor/outcome.py`).
-        refusal: the first Refused that was raised in the script, which may have caught it.
-        weights: of each rank's share of a batch (`Partition`); empty: the shares are even.
-        largest: samples of the largest batch that was split.
     """
 
-    computes_on: torch.device | None = None
-    gathers_on: torch.device | None = None
-    gradient_norms: Any = None
-    written = 0
+    gathers_on: torch.device | None = None  # of what is computed whole (`gathering_on`); None: that of the rows
+    # Of a `ParameterView`:
+    computes_on: torch.device | None = None  # the device to which offloaded parameters were moved
+    gradient_norms: Any = None  # of the parameters (sharding/gradient_norms.py)
+    written = 0  # operations that may have written to parameters
 
     def __init__(
         self,
@@ -97,23 +79,26 @@ class View:
         self.adopt, self.alias, self.prepare_model = adopt, alias, prepare_model
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.whole_operations = Tally()
-        self.device: torch.device | None = None  # this and the next two are read by _replay.c
-        self.watch: Any = None
+        # The next three are read by _replay.c.
+        self.device: torch.device | None = (
+            None  # of the rows of offloaded parameters; None: they are where they compute
+        )
+        self.watch: Any = None  # makes the sizes of batches within `watching`
         self.of_parameters = self.has_sharded = False
-        self.sharded: list[ParameterView] = []
+        self.sharded: list[ParameterView] = []  # of models that are called with its batches
         self.recomputed = recomputed
-        self.drawn = 0
-        self.batch_norm = "whole"
-        self.rank_stream: RankStream | None = None
-        self.aliased = AliasedCopies()
-        self.row_independent = RowIndependent()
-        self.metas = Recent(KEPT)
-        self.programs = Recent(KEPT)
-        self.calls = Recent(KEPT)
-        self.outcomes = Recent(KEPT)
-        self.refusal: Refused | None = None
-        self.weights: tuple[float, ...] = ()
-        self.largest = 0
+        self.drawn = 0  # random draws for rows
+        self.batch_norm = "whole"  # or "local": of the statistics of each share
+        self.rank_stream: RankStream | None = None  # of this rank's draws with `--randomness worker`
+        self.aliased = AliasedCopies()  # gathered copies that the script holds references to
+        self.row_independent = RowIndependent()  # functions that the user says compute each row by itself
+        self.metas = Recent(KEPT)  # (spec, shape, type, strides) -> the Meta of such a batch
+        self.programs = Recent(KEPT)  # key of a call -> the program recorded from its rule (dispatch/replay.py)
+        self.calls = Recent(KEPT)  # key -> its calls without one
+        self.outcomes = Recent(KEPT)  # key -> what the call returns on one device (tensor/outcome.py)
+        self.refusal: Refused | None = None  # the first that was raised in the script, which may have caught it
+        self.weights: tuple[float, ...] = ()  # of each rank's share of a batch (`Partition`); empty: they are even
+        self.largest = 0  # samples of the largest batch that was split
         self._partitions = lru_cache(maxsize=1024)(self._partition)
         self.leaf_hooks = WeakIdKeyDictionary() if leaf_hooks is None else leaf_hooks
         self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity; read by _replay.c
@@ -319,12 +304,7 @@ class RowIndependent:
 
 
 class ParameterView(View):
-    """The view of sharded parameters, and of what is computed from them (`duoka.sharding`).
-
-    gradient_norms: of the parameters (`sharding/gradient_norms.py`). device: of their rows if these are offloaded;
-    None: they stay where they compute. computes_on: the device to which offloaded ones were moved. written: number of
-    operations that may have written to parameters.
-    """
+    """The view of sharded parameters, and of what is computed from them (`duoka.sharding`)."""
 
     def __init__(self, ranks: Collectives, gradient_norms: Any = None, device: torch.device | None = None) -> None:
         super().__init__(ranks, lambda leaf: None)

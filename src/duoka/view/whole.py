@@ -214,17 +214,14 @@ _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
 
 @dataclass(eq=False)
 class CachedCopy:
-    """A gathered copy, `full`, of a rank's `rows`, and the numbers that show whether both are still equal.
-
-    pointer: address of the rows' data. versions: write counts of `rows` and `full` when these were last equal.
-    number: the entry of `AliasedCopies.numbers` for the rows' memory at that time. A different entry now means that a
-    write through another copy may have changed the rows without changing their version.
-    """
+    """A gathered copy, `full`, of a rank's `rows`, and the numbers that show whether both are still equal."""
 
     rows: Tensor
     full: Tensor
-    pointer: int
-    versions: tuple[int, int]
+    pointer: int  # address of the rows' data
+    versions: tuple[int, int]  # write counts of `rows` and `full` when these were last equal
+    # The entry of `AliasedCopies.numbers` for the rows' memory at that time. A different entry now means that a write
+    # through another copy may have changed the rows without changing their version.
     number: int
 
     def mark_equal(self, aliased: AliasedCopies) -> None:

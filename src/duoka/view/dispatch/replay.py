@@ -54,19 +54,14 @@ class Unkeyed(Exception):
 
 
 class DescribedCall:
-    """A call of `func`, split into a key and inputs.
-
-    key: equal for calls for which a rule does the same; None if there is no key. inputs: what varies between such
-    calls, in order: local tensors of batches, or batches of several shares, other tensors, floats. plain: the indices
-    of the other tensors in the inputs. batches: in order.
-    """
+    """A call: a key, equal for calls for which a rule does the same, and the inputs that vary between these."""
 
     __slots__ = ("args", "batches", "func", "inputs", "key", "kwargs", "plain")
 
     def __init__(self, func: Function, args: Args, kwargs: Kwargs) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.inputs: list[Any] = []
-        self.plain: list[int] = []
+        self.inputs: list[Any] = []  # local tensors of batches, or batches of several shares, other tensors, floats
+        self.plain: list[int] = []  # the indices of the other tensors
         self.batches: list[BatchTensor] = []
         key: list[Any] = [func]
         try:
@@ -85,7 +80,7 @@ class DescribedCall:
                 key += [places[id(value)] for value in self.inputs]
             self.key: tuple[Any, ...] | None = tuple(key)
         except (Unkeyed, RuntimeError):  # RuntimeError: a sparse tensor has no strides
-            self.key = None
+            self.key = None  # the rule runs each time
             self.batches = batches_in((args, kwargs))
 
     @property
@@ -154,11 +149,7 @@ class DescribedCall:
 
 
 class Recorder(TorchFunctionMode):
-    """Record the torch calls in a context, on `inputs` and on their results.
-
-    inputs: local tensors and floats, each a distinct object. interactions: returns how many there have been so far
-    (`View.interactions`).
-    """
+    """Record the torch calls in a context on `inputs`, local tensors and floats, each a distinct object."""
 
     def __init__(self, inputs: list[Any], interactions: Callable[[], int]) -> None:
         super().__init__()
@@ -169,7 +160,7 @@ class Recorder(TorchFunctionMode):
         self._without_values: set[int] = set()  # calls with a result on "meta", whose computation has no effect
         self._sound = True
         self._entered = self._calling = False
-        self._interactions = interactions
+        self._interactions = interactions  # returns how many there have been so far (`View.interactions`)
         self._unrecorded = interactions()  # plus those that are part of the record
 
     def start(self) -> None:

@@ -45,14 +45,10 @@ _DIMS = 2  # the leading dimensions in which the samples of a plain input may be
 
 @dataclass(slots=True)
 class _DimSearch:
-    """The search for the samples' dimension in a kind of plain input.
+    """The search for the samples' dimension in a kind of plain input."""
 
-    costs: dimension -> number of functions that were computed whole with it. dim: the result; None: the input is not
-    split. decided: True if the search is over.
-    """
-
-    costs: dict[int, int] = field(default_factory=dict)
-    dim: int | None = None
+    costs: dict[int, int] = field(default_factory=dict)  # dimension -> functions that were computed whole with it
+    dim: int | None = None  # the result; None: the input is not split
     decided: bool = False
 
 
@@ -67,15 +63,12 @@ class _PlainBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A plain input and the batch that a module gets in its place.
-
-    versions, histories: of both before the call (`_versions`, `_histories`).
-    """
+    """A plain input and the batch that a module gets in its place."""
 
     leaf: Tensor
     batch: BatchTensor
-    versions: list[int]
-    histories: list[Any]
+    versions: list[int]  # of both before the call
+    histories: list[Any]  # the batch's at that time
 
     def write_back(self) -> None:
         """Copy what the module has written to the batch, with its gradient, into the plain tensor."""
@@ -97,7 +90,7 @@ class ModuleCalls:
 
     def __init__(self, view: View, converts: bool = True) -> None:
         self.view, self._converts = view, converts
-        self._thread = threading.get_ident()
+        self._thread = threading.get_ident()  # the script's, which alone may communicate
         self._here = ThreadState()  # its `ordinary` is read by _replay.c
         self._synchronized: WeakSet[nn.Module] = WeakSet()
         self._searches: WeakKeyDictionary[nn.Module, dict[Any, _DimSearch]] = WeakKeyDictionary()
@@ -123,7 +116,7 @@ class ModuleCalls:
         here = self._here
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
-            return original(module, *args, **kwargs)  # only the script's thread may communicate
+            return original(module, *args, **kwargs)
         if here.computes_whole:
             with with_whole_parameters(module) if here.leaves_out_padding else nullcontext():
                 return original(module, *args, **kwargs)

@@ -58,20 +58,18 @@ class _NotProven(Exception):
 
 
 class ThreadState(threading.local):
-    """State of the module call that a thread is running.
+    """State of the module call that a thread is running."""
 
-    ordinary: classes (-> True) whose modules, called with a batch, need nothing but their call. computes_whole: True
-    in a call that is computed on all rows. around: the partition of the outermost module's batch. outermost: True
-    outside of calls with a batch. on_rows: True in a call of a compiled module with local rows. leaves_out_padding:
-    True in a call of an encoder's fast path.
-    """
-
-    computes_whole = on_rows = leaves_out_padding = False
-    around: Partition | None = None
-    outermost = True
+    computes_whole = False  # in a call that is computed on all rows
+    on_rows = False  # in a call of a compiled module with local rows
+    leaves_out_padding = False  # in a call of an encoder's fast path
+    around: Partition | None = None  # of the outermost module's batch
+    outermost = True  # outside of calls with a batch
 
     def __init__(self) -> None:
-        self.ordinary: dict[type, bool] = {}
+        self.ordinary: dict[
+            type, bool
+        ] = {}  # classes whose modules, called with a batch, need nothing but their call
 
 
 class Compiled:

@@ -36,18 +36,14 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """An index, item by item. kept_dim: where the dimension asked for is, if a slice takes all of it.
-
-    chosen: the tensor that chooses along it. positions: of the dimensions that tensors index, once whole numbers have
-    dropped theirs. tensor_dims: of these tensors, broadcast. ndim: of the result.
-    """
+    """An index, item by item, and what becomes of one dimension."""
 
     items: tuple[Any, ...]
-    kept_dim: int | None
-    chosen: Tensor | None
-    positions: tuple[int, ...]
-    tensor_dims: int
-    ndim: int
+    kept_dim: int | None  # where the dimension is, if a slice takes all of it
+    chosen: Tensor | None  # the tensor that chooses along it
+    positions: tuple[int, ...]  # of the dimensions that tensors index, once whole numbers have dropped theirs
+    tensor_dims: int  # of these tensors, broadcast
+    ndim: int  # of the result
 
     @property
     def _side_by_side(self) -> bool:

@@ -51,24 +51,21 @@ class RuleRecorder(Protocol):
 
 
 class LocalShares:
-    """The local shares of a process: one. `ExactShares` has several.
+    """The local shares of a process: one. `ExactShares` has several."""
 
-    processes: collectives between processes. counts: shares of each process. count: local shares. several: True if
-    some process has several. exact: True if sums are added in a fixed tree. is_alias: returns True for a leaf that
-    replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call. programs,
-    calls: as in `View`, but for calls with batches of several shares, of which each has a program. backward_names:
-    result of a call -> the name of its `grad_fn` on one device (`tensor/outcome.py`).
-    """
-
-    count, several, exact = 1, False, False
-    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
+    count = 1  # local shares
+    several = False  # True if some process has several
+    exact = False  # True if sums are added in a fixed tree
+    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)  # is it a parameter's, in one share?
 
     def __init__(self, processes: Collectives) -> None:
-        self.processes = processes
-        self.counts: Sequence[int] = (1,) * processes.world_size
-        self.recorder: RuleRecorder | None = None
+        self.processes = processes  # collectives between processes
+        self.counts: Sequence[int] = (1,) * processes.world_size  # shares of each process
+        self.recorder: RuleRecorder | None = None  # of the running rule
+        self.draw_cache: Any = None  # of the running call: a DrawCache (rules/draws.py)
+        # As in `View`, but for calls with batches of several shares, of which each has a program.
         self.programs, self.calls = Recent(KEPT), Recent(KEPT)
-        self.draw_cache: Any = None  # a DrawCache (rules/draws.py)
+        # Result of a call -> the name of its `grad_fn` on one device (tensor/outcome.py).
         self.backward_names: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     @cached_property
@@ -171,15 +168,12 @@ class ExactShares(LocalShares):
 
 
 class _ShareTask:
-    """The computation of one share, which runs from one synchronization to the next.
-
-    waiting: what it passed to `synchronize`; None when it has ended, with `result`.
-    """
+    """The computation of one share, which runs from one synchronization to the next."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._greenlet = greenlet(work)
         self._gradients = torch.is_grad_enabled()
-        self.waiting: tuple[Combine, Any] | None = None
+        self.waiting: tuple[Combine, Any] | None = None  # what it passed to `synchronize`; None when it has ended
         self.result: Any = None
 
     def resume(self, *results: Any) -> None:

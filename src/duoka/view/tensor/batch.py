@@ -24,18 +24,13 @@ Rule = Callable[[Function, Args, Kwargs], Any]
 
 
 class Traits(NamedTuple):
-    """What is known of a rule.
+    """What is known of a rule."""
 
-    once_for_all_shares: it is called once for all local shares. draws: it draws random numbers. unrecorded: it does
-    more than call torch functions on local tensors. views: its function may return a view of a batch, or raises an
-    error because of strides. computes: its function is one of what models compute with parameters.
-    """
-
-    once_for_all_shares: bool = False
-    draws: bool = False
-    unrecorded: bool = False
-    views: bool = False
-    computes: bool = False
+    once_for_all_shares: bool = False  # it is called once for all local shares
+    draws: bool = False  # it draws random numbers
+    unrecorded: bool = False  # it does more than call torch functions on local tensors
+    views: bool = False  # its function may return a view of a batch, or raises an error because of strides
+    computes: bool = False  # its function is one of what models compute with parameters
 
 
 NO_TRAITS = Traits()
@@ -45,12 +40,6 @@ class BatchTensor(Tensor):
     """A tensor with the shape of a global batch and no storage; `_rows` are this rank's rows.
 
     Every torch function called with it is handled by `dispatch` (`dispatch/dispatch.py`).
-
-    Class attributes, set by `view/rules`:
-        rules: torch function -> rule.
-        traits: rule -> what is known of it.
-        dispatch, remake, keep, program: call a function, make a batch of what a program has computed, find this
-            program from now on, and make one of recorded calls (`dispatch/native.py`).
     """
 
     _rows: Tensor
@@ -58,12 +47,13 @@ class BatchTensor(Tensor):
     _cached: Any = None  # a gathered copy (whole.py)
     _range: Any = None  # that its values are known to be in (dispatch/failing.py)
     _shown_device: torch.device | None = None  # of an offloaded parameter: that to which the script has moved it
-    rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
+    # Set by rules/__init__.py and dispatch/native.py, which import this file:
+    rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}  # torch function -> rule
     traits: ClassVar[Mapping[Rule, Traits]] = {}
-    dispatch: ClassVar[Callable[..., Any]]
-    remake: ClassVar[Callable[..., Any]]
-    keep: ClassVar[Callable[..., Any]]
-    program: ClassVar[Callable[..., Any]]
+    dispatch: ClassVar[Callable[..., Any]]  # calls a function with batches: dispatch/dispatch.py
+    program: ClassVar[Callable[..., Any]]  # makes a program of recorded calls
+    keep: ClassVar[Callable[..., Any]]  # lets the engine find a program from now on
+    remake: ClassVar[Callable[..., Any]]  # makes a batch of the rows that a program has computed
 
     @classmethod
     def known(cls, func: Callable[..., Any]) -> Callable[..., Any]:

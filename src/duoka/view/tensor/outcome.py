@@ -33,28 +33,21 @@ _WITHOUT = ("device", "generator")  # keywords that tensors without values do no
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor that a function returns on one device.
-
-    argument: the index, among the arguments that are batches, of the one that it is, or of whose memory it is. same:
-    True if it is this argument itself. strides: its own. offset: of its first element from that of the argument.
-    """
+    """A tensor that a function returns on one device."""
 
     shape: torch.Size
     strides: Strides
-    argument: int | None = None
-    same: bool = False
-    offset: int = 0
+    argument: int | None = None  # the index, among the arguments that are batches, of the one whose memory it has
+    same: bool = False  # True if it is this argument itself
+    offset: int = 0  # of its first element from that of the argument
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call returns on one device.
+    """What a call returns on one device."""
 
-    results: of each tensor, in order; None if that is not known. raises: True if the call raises an error there.
-    """
-
-    results: tuple[Result, ...] | None = None
-    raises: bool = False
+    results: tuple[Result, ...] | None = None  # each tensor, in order; None if that is not known
+    raises: bool = False  # True if the call raises an error there
 
 
 UNKNOWN, RAISES = Outcome(), Outcome(raises=True)

@@ -108,19 +108,15 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meta:
-    """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity.
-
-    shape, strides: of the global batch, as one device's tensor has them. local_shape, local_strides: of this rank's
-    rows (`shares/strides.py`). bits: whether it is to be read as the conjugate of its memory, and as the negative.
-    """
+    """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity."""
 
     spec: Spec
-    shape: torch.Size
+    shape: torch.Size  # of the global batch, as are the strides: those that one device's tensor has
     strides: Strides
     dtype: torch.dtype
-    local_shape: torch.Size
+    local_shape: torch.Size  # of this rank's rows
     local_strides: Strides
-    bits: tuple[bool, bool]
+    bits: tuple[bool, bool]  # whether it is to be read as the conjugate of its memory, and as the negative
 
     @staticmethod
     def of(local: Tensor, spec: Spec, strides: Strides | None = None) -> Meta:
