@@ -220,9 +220,7 @@ def find_best(directories: Sequence[Path], best: str) -> Path | None:
 class Lock:
     """A file lock on the directory of a run, held until `release`, garbage collection, or the end of the process.
 
-    Raises:
-        CheckpointBusy: another run holds it.
-        CheckpointError: the file is a link, or not a file of this user.
+    Raises CheckpointBusy if another run holds it, CheckpointError if the file is a link, or not a file of this user.
     """
 
     def __init__(self, directory: Path) -> None:

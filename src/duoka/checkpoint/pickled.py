@@ -49,11 +49,9 @@ class Record(NamedTuple):
 def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable[[], Any]], Any]) -> None:
     """Write `obj` as `torch.save` does, its sharded tensors by the ranks that hold them. All ranks must call this.
 
-    first: calls a function on rank 0, and returns its result, or raises its error, on every rank.
-
-    Raises:
-        NotSharded: there is a batch in it that is not sharded as parameters are; nothing is written.
-        Exception: any that `torch.save` raises, or CheckpointError and WeightsError of other ranks.
+    first: calls a function on rank 0, and returns its result, or raises its error, on every rank. Raises NotSharded,
+    and writes nothing, if there is a batch in `obj` that is not sharded as parameters are; what `torch.save` raises;
+    and errors of other ranks.
     """
     listed = sharded_in(obj)
     records = first(lambda: outline(obj, path))
@@ -79,9 +77,7 @@ def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable
 def sharded_in(obj: Any) -> list[BatchTensor]:
     """Return the sharded tensors in an object, in the order in which they are pickled; without communication.
 
-    Raises:
-        NotSharded: there is a batch in it that is not sharded as parameters are.
-        Exception: any that pickling the object raises.
+    Raises NotSharded if there is a batch in it that is not sharded as parameters are, and what pickling it raises.
     """
     tensors: list[BatchTensor] = []
 
@@ -106,11 +102,7 @@ def sharded_in(obj: Any) -> list[BatchTensor]:
 
 
 def outline(obj: Any, path: Path) -> list[Record]:
-    """Write `obj` as `torch.save` does, without the data of sharded tensors; return their records, as `sharded_in`.
-
-    Raises:
-        Exception: any that `torch.save` raises.
-    """
+    """Write `obj` as `torch.save` does, without data of sharded tensors; return their records, as `sharded_in`."""
     stand_ins: list[Tensor] = []
     known: dict[Any, Tensor] = {}  # tied tensors share one
     storages: dict[str, Any] = {}

@@ -84,10 +84,7 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
     """Return the plans for 1, 2, 4, ... of the devices, and for all of them.
 
     Where their shares of a batch are not even: for the fastest alone, and for all of them, first with even shares.
-
-    Raises:
-        OptionError: `devices` is one device.
-        AskedError: the script calls torch.distributed itself.
+    Raises OptionError if `devices` is one device, AskedError if the script calls torch.distributed itself.
     """
     most = decided(devices)
     if most.kind is Kind.DISTRIBUTED:

@@ -77,11 +77,8 @@ def powers_below(number: int) -> Iterator[int]:
 def with_strategy_that_fits(plan: Plan, opts: Options, size: int | None) -> Plan:
     """Return a plan of the strategy auto with the first strategy that fits the devices.
 
-    size: bytes of each device's memory; None: as the devices say.
-
-    Raises:
-        AskedError: no strategy fits.
-        DuokaError: the forecast of the script's memory failed.
+    size: bytes of each device's memory; None: as the devices say. Raises AskedError if no strategy fits, DuokaError
+    if the forecast of the script's memory failed.
     """
     from duoka.forecasting import memory  # imports torch; a plan is made without it
 

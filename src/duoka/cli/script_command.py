@@ -218,13 +218,9 @@ def options_of(
 def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     """Move duoka's options to the front, then the script, then the script's words.
 
-    Args:
-        words: the command line after `duoka run`.
-        options: duoka's options by name, and True for those that take a value.
-
-    Raises:
-        ScriptError: the script does not exist.
-        click.UsageError: a word between the script and `--` is not an option, or lacks its value.
+    words: the command line after `duoka run`. options: duoka's options by name, and True for those that take a value.
+    Raises ScriptError if the script does not exist, UsageError if a word between it and `--` is not an option, or
+    lacks its value.
     """
     before = _leading(words, options)
     if before >= len(words) or (words[before].startswith("-") and words[before] != STANDARD_INPUT):
@@ -253,11 +249,7 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
 
 
 def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
-    """Reject options of other launchers, a leading `python` and a value without `=`, and suggest duoka's form.
-
-    Raises:
-        click.UsageError: such a word was given.
-    """
+    """Reject options of other launchers, a leading `python` and a value without `=`, and suggest duoka's form."""
     before = _leading(words, options)
     first, second = [*words[before : before + 2], "", ""][:2]
     theirs = first.partition("=")[0]

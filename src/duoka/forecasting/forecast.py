@@ -103,13 +103,9 @@ def forecast(
 ) -> Forecast:
     """Measure every plan, given by name, for so many steps; the one of one device is first.
 
-    log_dir: where to keep the script's output. say: called with progress messages.
-
-    Raises:
-        TrialFailed: the script failed in one of the runs.
-        NoSteps: it made no optimizer step.
-        DuokaError: it made too few steps to measure.
-        Stopped: a signal asked for an end; all files are removed.
+    log_dir: where to keep the script's output. say: called with progress messages. Raises TrialFailed if the script
+    failed, NoSteps if it made no step of an optimizer, DuokaError if it made too few to measure, and Stopped if a
+    signal asked for an end.
     """
     runs = []
     with trial_runner("forecast", log_dir) as trials:

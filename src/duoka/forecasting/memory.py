@@ -135,11 +135,8 @@ class MemoryForecast:
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:
     """Run the first steps of the script. say: called with progress messages.
 
-    Raises:
-        TrialFailed: the script failed.
-        NoSteps: it made no optimizer step.
-        DuokaError: it made only one.
-        Stopped: a signal asked for an end; all files are removed.
+    Raises TrialFailed if the script failed, NoSteps if it made no step of an optimizer, DuokaError if it made only
+    one, and Stopped if a signal asked for an end.
     """
     recorder = MemoryRecorder(STEPS, SEED, request.blocks, request.plenty, request.for_gpus)
     name = "cpu:1"

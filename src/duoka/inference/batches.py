@@ -40,13 +40,9 @@ class Batch:
 def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
     """Read `data` in batches.
 
-    Args:
-        data: rows of a tensor or array, items of a dataset or iterable, or batches of a DataLoader.
-        size: items in a batch; None if each item is a batch already. Ignored for a DataLoader.
-        share: the batches to read.
-
-    Raises:
-        OptionError: `data` or `size` is of another type.
+    data: rows of a tensor or array, items of a dataset or iterable, or batches of a DataLoader. size: items in a
+    batch; None if each item is a batch already. Ignored for a DataLoader. share: the batches to read. Raises
+    OptionError if `data` or `size` is of another type.
     """
     if size is not None and (not isinstance(size, int) or size < 1):
         raise OptionError("batch_size", size, "a whole number from 1, or None if items are batches already")
@@ -151,14 +147,10 @@ def each_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def split_rows(output: Any, rows: int | None) -> list[Any]:
-    """Split an output into one for each row, in the same structure. Rows are views of the batch.
+    """Split a model's output into one for each row, in the same structure. Rows are views of the batch.
 
-    Args:
-        output: of a model.
-        rows: required number of rows; None takes the number found.
-
-    Raises:
-        AskedError: the output does not have one row for each item.
+    rows: required number of rows; None takes the number found. Raises AskedError if the output does not have one row
+    for each item.
     """
     rows = count_rows(output) if rows is None else rows
     if rows is None:

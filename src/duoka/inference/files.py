@@ -153,10 +153,8 @@ def read_file(path: Path) -> Any:
 class Writer(ABC):
     """Appends the outputs of items 0, 1, 2, … of `total` to a file. done: number written.
 
-    facts: values that must be unchanged to resume: the model, its weights, the data.
-
-    Raises:
-        OptionError: the file exists already, or the unfinished part was made with other facts.
+    facts: values that must be unchanged to resume: the model, its weights, the data. Raises OptionError if the file
+    exists already, or the unfinished part was made with other facts.
     """
 
     def __init__(self, path: Path, total: int, facts: Mapping[str, Any], resume: bool) -> None:

@@ -199,8 +199,7 @@ def _failed(batch: Batch, error: Exception, failures: list[BatchFailed] | None) 
 def _gathered(outputs: Iterator[list[Any]], ranks: JobRanks) -> Iterator[list[Any]]:
     """Yield the outputs of all ranks' batches in order, gathered in rounds of a batch for each rank.
 
-    Raises:
-        DuokaError: an error of any rank, raised on every rank so that none waits for it.
+    Raises a DuokaError of any rank on every rank, so that none waits for it.
     """
     while True:
         outcome: list[Any] | DuokaError | None

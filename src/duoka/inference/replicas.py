@@ -144,15 +144,10 @@ def calling(model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> Cal
 
 
 def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
-    """Copy a model to `device`. Parameters that are there already are shared.
+    """Copy a model to `device`. Parameters that are there already are shared, and the model is not modified.
 
-    Args:
-        model: not modified.
-        device: of the copy.
-        share_buffers: the copy may share buffers; False if several copies compute at the same time.
-
-    Raises:
-        AskedError: the model cannot be copied.
+    share_buffers: the copy may share buffers; False if several copies compute at the same time. Raises AskedError if
+    the model cannot be copied.
     """
     memo: dict[int, Any] = {}  # what deepcopy takes instead of copying: no device holds two models meanwhile
     for parameter in model.parameters():
@@ -220,9 +215,7 @@ class ThreadPool:
     def computed(self, source: Iterator[Batch], window: int) -> Iterator[Batch]:
         """Yield the batches of `source`, computed, in order. At most `window` of them are read ahead.
 
-        Raises:
-            RunError: no device is left.
-            TimedOut: no batch was finished in time.
+        Raises RunError if no device is left, TimedOut if no batch was finished in time.
         """
         ahead: deque[Batch] = deque()
         for batch in chain(source, repeat(None)):

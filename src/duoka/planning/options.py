@@ -44,10 +44,8 @@ _NUMBERS = {
 class Machines:
     """The machines of one run, of which this is one: a command is started on each.
 
-    An engine may start a command for each rank instead (`each`); then "machine" means rank in these fields.
-
-    Raises:
-        OptionError: the count or the number is out of range.
+    An engine may start a command for each rank instead (`each`); then "machine" means rank in these fields. Raises
+    OptionError if the count or the number is out of range.
     """
 
     count: int = 1
@@ -165,10 +163,8 @@ class RunSettings(Computing):
 class Options(Settings):
     """Requested settings as typed: `plan.decide` turns them into a `Plan`.
 
-    `devices` and `strategy` have a grammar and a table of their own, and are checked there.
-
-    Raises:
-        OptionError: an option has a value that is not allowed.
+    `devices` and `strategy` have a grammar and a table of their own, and are checked there. Raises OptionError if
+    another option has a value that is not allowed.
     """
 
     devices: str = "auto"

@@ -115,16 +115,9 @@ LOADED = 10  # a GPU of whose memory others use more than one part in so many is
 def decide(options: Options, inventory: Inventory, omp_threads: str | None, known: Script | None = None) -> Plan:
     """Decide the settings of a run, and start nothing.
 
-    Args:
-        options: requested settings.
-        inventory: devices of this machine.
-        omp_threads: OMP_NUM_THREADS, or None.
-        known: what is known of the target, such as FUNCTION; None: it is a script, which is read.
-
-    Raises:
-        DeviceError: a device does not exist, or may not be used.
-        OptionError: an option has a value that is not allowed, alone or together with the others.
-        ScriptError: the script does not exist or cannot be read.
+    omp_threads: OMP_NUM_THREADS, or None. known: what is known of the target, such as FUNCTION; None: it is a script,
+    which is read. Raises DeviceError if a device does not exist, or may not be used; OptionError if an option has a
+    value that is not allowed, alone or together with the others; ScriptError if the script cannot be read.
     """
     if options.strategy:
         check_strategy("--strategy", options.strategy)

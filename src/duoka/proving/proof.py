@@ -99,14 +99,10 @@ class Proof:
 
 
 def prove(request: ProofRequest, say: Callable[[str], None]) -> Proof:
-    """Run the script as requested, compare the runs, and return the proof.
+    """Run the script as requested, compare the runs, and return the proof. say: called with progress messages.
 
-    say: called with progress messages.
-
-    Raises:
-        TrialFailed: the script failed in one of the runs.
-        NoSteps: the script made no optimizer step.
-        Stopped: a signal asked this command to end; all files are removed.
+    Raises TrialFailed if the script failed in one of the runs, NoSteps if it made no step of an optimizer, and
+    Stopped if a signal asked for an end.
     """
     with trial_runner("prove", request.log_dir) as trials, _recorded(trials, request, request.first, say) as first:
         if first.steps == 0:

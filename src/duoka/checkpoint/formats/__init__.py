@@ -124,12 +124,8 @@ def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
     """Read the contents of a file or directory of any supported format.
 
     objects: "refuse" rejects pickles that contain objects of unknown classes; "inert" reads them with stand-ins that
-    run no code.
-
-    Raises:
-        OptionError: `objects` has another value.
-        WeightsError: the file does not exist, has an unknown format, or is damaged.
-        UnsafePickle: the pickle would run code.
+    run no code. Raises OptionError if it has another value; WeightsError if the file does not exist, has an unknown
+    format, or is damaged; UnsafePickle if the pickle would run code.
     """
     from duoka.checkpoint.formats import dcp, directories, pickles, safetensors
 
