@@ -102,11 +102,7 @@ class TrialObserver(Observer, ABC):
             process.origin = replace(process.origin, seed=seed)
 
     def enough(self) -> NoReturn:
-        """End the script after the wanted number of steps.
-
-        Raises:
-            StepLimitReached: on the first call; a script that catches it exits at its next step.
-        """
+        """End the script by a StepLimitReached; one that catches it ends at its next step."""
         if self.over:  # the script has caught the exception
             os._exit(0)
         self.end("enough")

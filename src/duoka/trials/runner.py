@@ -77,12 +77,8 @@ class TrialRunner:
     def run(self, name: str, plan: Plan, observer: TrialObserver) -> Iterator[Path]:
         """Run the first steps of a plan's script; yields the folder with the record, which is removed at the end.
 
-        name: of the trial, for messages.
-
-        Raises:
-            TrialFailed: the script failed before it had made all steps.
-            ScriptError: the script cannot be run.
-            Stopped: a signal asked for an end.
+        name: of the trial, for messages. Raises TrialFailed if the script failed before it had made all steps,
+        ScriptError if it cannot be run, and Stopped if a signal asked for an end.
         """
         home = Path(tempfile.mkdtemp(dir=self.folder))
         observer.folder, observer.scratch = home / "seen", home / "scratch"
