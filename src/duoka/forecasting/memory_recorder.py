@@ -115,17 +115,15 @@ def _plain(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 class MemoryRecorder(TrialObserver):
-    """Records memory from the end of the first step on.
-
-    blocks: as `duoka run --blocks`. plenty: bytes; a script that certainly needs less is ended after its first step.
-    for_gpus: what the script puts on a GPU is on the CPU.
-    """
+    """Records memory from the end of the first step on."""
 
     def __init__(
         self, wanted: int, seed: int, blocks: tuple[str, ...] = (), plenty: int = 0, for_gpus: bool = False
     ) -> None:
         super().__init__(wanted, seed)
-        self._names, self._plenty, self._for_gpus = blocks, plenty, for_gpus
+        self._names = blocks  # as `duoka run --blocks`
+        self._plenty = plenty  # bytes; a script that certainly needs less is ended after its first step
+        self._for_gpus = for_gpus  # what the script puts on a GPU is on the CPU
         self._storages = Storages()
         self._timeline = self._storages.timeline
         self._models: WeakSet[nn.Module] = WeakSet()

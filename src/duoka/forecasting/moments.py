@@ -110,15 +110,12 @@ def on_host(record: MemoryRecord, layout: MemoryLayout) -> int:
 
 
 class Timeline:
-    """Storages while they are alive, and, while `records` is True, a moment after each event that adds bytes.
-
-    storages: by number. is_backward: a backward pass goes on.
-    """
+    """Storages while they are alive, and, while `records` is True, a moment after each event that adds bytes."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
-        self.records = self.is_backward = False
-        self.storages: dict[int, Storage] = {}
+        self.records = self.is_backward = False  # is_backward: a backward pass goes on
+        self.storages: dict[int, Storage] = {}  # by number
         self._bytes = dict.fromkeys(("kept", "rows", "recomputed", "model", "casts"), 0)
 
         self._made: dict[int, set[int]] = {}  # by the call of a block, what it has made and not freed

@@ -36,12 +36,7 @@ Calling = Callable[[nn.Module, Any], Any]
 
 
 class Replica:
-    """A model on one device. Computes batches in eval and inference mode, and restores the modes.
-
-    calling: calls the model with a batch. precision: type of autocast; None for none. keep: leave outputs on the
-    device. share_out: converts a tensor with a row for each item to a batch tensor, of which each rank computes its
-    rows; None: this process computes all rows.
-    """
+    """A model on one device. Computes batches in eval and inference mode, and restores the modes."""
 
     def __init__(
         self,
@@ -52,8 +47,12 @@ class Replica:
         keep: bool,
         share_out: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self.model, self.device, self.calling = model, device, calling
-        self.precision, self.keep, self.share_out = precision, keep, share_out
+        self.model, self.device = model, device
+        self.calling = calling  # calls the model with a batch
+        self.precision = precision  # type of autocast
+        self.keep = keep  # leave outputs on the device
+        # Converts a tensor with a row for each item to a batch tensor, of which each rank computes its rows.
+        self.share_out = share_out
         self.most: int | None = None  # rows that fit into memory at once, after it has run out
 
     def compute(self, batch: Batch) -> Batch:

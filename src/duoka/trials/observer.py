@@ -49,20 +49,17 @@ class TrialEnd:
 
 
 class TrialObserver(Observer, ABC):
-    """Observes the first steps of a script on a rank. Workers are forked with it.
+    """Observes the first steps of a script on a rank. Workers are forked with it."""
 
-    wanted: steps after which the script is ended. seed: of all generators; the script may seed them again. own_rows:
-    the script calls torch.distributed itself, and each rank makes its own batches. folder: of the record. scratch:
-    for files that the script writes. steps: counted by the subclass.
-    """
-
-    folder: Path
-    scratch: Path
+    folder: Path  # of the record
+    scratch: Path  # for files that the script writes
     slot: StatusSlot
 
     def __init__(self, wanted: int, seed: int, own_rows: bool = False) -> None:
-        self.wanted, self.seed, self.own_rows = wanted, seed, own_rows
-        self.steps, self.over = 0, False
+        self.wanted = wanted  # steps after which the script is ended
+        self.seed = seed  # of all generators; the script may seed them again
+        self.own_rows = own_rows  # the script calls torch.distributed itself, and each rank makes its own batches
+        self.steps, self.over = 0, False  # steps: counted by the subclass
 
     @abstractmethod
     def install(self) -> None:

@@ -51,12 +51,9 @@ DTYPES = {
 
 
 class Stored(ABC):
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    dtype: torch's name, such as float32. shape: its sizes. nbytes: of its data.
-    """
-
-    dtype: str
+    dtype: str  # torch's name, such as float32
     shape: tuple[int, ...]
 
     @property
