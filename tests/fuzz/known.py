@@ -325,6 +325,28 @@ LAYOUTS = {
         "last = x",
         header=("memory = torch.ones(5, 4)",),
     ),
+    "a plain tensor whose data is a batch": on(
+        "(6, 4)",
+        "w.data = x; x.mul_(2); print(w.tolist())",
+        "w.mul_(0.5); print(x.tolist())",
+        header=("w = torch.ones(6, 4)",),
+    ),
+    "a gradient that is a plain tensor": on(
+        "(6, 4)",
+        "x.requires_grad_(); x.grad = memory",
+        "(x * 2).sum().backward(); print(memory.tolist())",
+        "memory.mul_(0.5); print(x.grad.tolist())",
+        "x.grad.sub_(1); print(memory.tolist())",
+        "del x.grad; print(x.grad)",
+        header=("memory = torch.ones(6, 4)",),
+    ),
+    "rows of a gradient over a backward pass": on(
+        "(6, 4)",
+        "(x.requires_grad_() * 2).sum().backward()",
+        "row, array = x.grad[0], x.grad.numpy()",
+        "(x * 2).sum().backward()",
+        "print(row.tolist(), array.tolist())",
+    ),
     "pieces and draws of no entries": on(
         "(4, 2, 0)", "print(x.unbind(2), [column for column in x.mT.transpose(0, 1)], x.bernoulli_(0.5).shape)"
     ),

@@ -42,12 +42,12 @@ def install(session: Session) -> None:
             kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, view)]
         root = kwargs.get("tensors")
         _write_back_copies(view)
-        held = view.aliased.copies and not view.shares.several  # the script may hold rows of a batch's gradient
-        updated = view.aliased.updated([], None) if held else nullcontext()
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
         try:
-            with nullcontext() if refuses else session.strategy.backward(user_line()), updated:
-                return original(*args, **kwargs)
+            with nullcontext() if refuses else session.strategy.backward(user_line()):
+                original(*args, **kwargs)
+            if view.aliased.copies:  # the script may hold rows of a batch's gradient
+                view.shares.each(lambda index: view.siblings[index].aliased.gather_stale())
         except Exception as error:
             view.raised(error)
             raise

@@ -20,7 +20,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.rules.lookup import argument
-from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import compute_whole
 
 
@@ -140,7 +140,14 @@ class _Data:
         return _data if tensor is None else _data.__get__(tensor)  # torch reads it of the class
 
     def __set__(self, tensor: Tensor, value: Any) -> None:
-        _data.__set__(tensor, value if isinstance(tensor, BatchTensor) else gather_all(value))
+        def share(data: Any) -> Tensor:
+            _data.__set__(tensor, data)
+            return tensor
+
+        if isinstance(tensor, BatchTensor) or not isinstance(value, BatchTensor):
+            share(value)
+        else:
+            compute_whole(share, (value.detach(),), {}, "torch.Tensor.data")
 
 
 _new_parameter = nn.Parameter.__new__

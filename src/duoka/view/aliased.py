@@ -368,7 +368,10 @@ class AliasedCopies:
             self.write_back(rows)
         before = [self.version(rows) for rows in arguments]
         yield
-        written = [rows for rows, count in zip(arguments, before, strict=True) if self.version(rows) != count]
+        self.gather_stale([rows for rows, n in zip(arguments, before, strict=True) if self.version(rows) != n])
+
+    def gather_stale(self, written: Sequence[Tensor] = ()) -> None:
+        """Gather the copies again of whose memory rows were written (a collective)."""
         stale = [
             copy
             for copy in self.copies

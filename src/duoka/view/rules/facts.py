@@ -17,7 +17,7 @@ from duoka.view.aliased import same_memory
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
 from duoka.view.shares.strides import global_distance
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, laid_out
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, rows_sharing
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.whole import compute_whole
 
@@ -144,12 +144,9 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
         batch._local.data = value._local
         batch._meta = value._meta  # its strides may be others
     else:
-        strides = batch._spec.strides_of(value)
-        rows = laid_out(batch._spec.local_rows(value).clone(), batch._spec.local_strides(strides))
+        rows, strides = rows_sharing(value, batch._spec)
         batch._local.data = rows
         batch._meta = Meta.of(rows, batch._spec, strides)
-        if not batch._spec.view.of_parameters:  # x and y share their memory on one device
-            batch._spec.view.aliased.add(rows, batch._spec, strides, value.detach(), 1, value, None)
     batch._range = None
     return None
 

@@ -21,7 +21,7 @@ from duoka.errors import Refused
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join, rows_sharing
 from duoka.view.view import View
 
 # Arguments of torch.autograd.backward and torch.autograd.grad, in order.
@@ -52,13 +52,14 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
-    """`x.grad = None`, or a batch or whole tensor of the same shape."""
-    batch, grad = args
-    if isinstance(batch, BatchTensor):
-        rows = grad._local if isinstance(grad, BatchTensor) else grad
-        batch._local.grad = batch._spec.local_rows(rows) if isinstance(rows, Tensor) and rows is grad else rows
-    else:  # a replicated tensor is given a batch as gradient
+    """`x.grad = None`, or a batch or whole tensor of the same shape; `del x.grad`."""
+    batch, grad = args if len(args) > 1 else (*args, None)
+    if not isinstance(batch, BatchTensor):  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
+    elif isinstance(grad, Tensor) and not isinstance(grad, BatchTensor):
+        batch._local.grad = rows_sharing(grad, batch._spec)[0]
+    else:
+        batch._local.grad = None if grad is None else grad._local
 
 
 def backward(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -310,6 +311,7 @@ RULES: dict[Function, Rule] = {
     _asks_for_grad.__set__: requires_grad_,
     _grad.__get__: get_grad,
     _grad.__set__: set_grad,
+    _grad.__delete__: set_grad,
     Tensor.backward: backward,
     torch.autograd.backward: backward_of_several,
     Tensor.register_hook: register_hook,

@@ -294,6 +294,15 @@ for _kind in (BatchTensor, MultiShareBatch):
     _kind.__module__ = Tensor.__module__
 
 
+def rows_sharing(full: Tensor, spec: Spec) -> tuple[Tensor, Strides]:
+    """Return a rank's rows of a plain tensor, which share its memory (not parameters'), and their batch's strides."""
+    strides = spec.strides_of(full)
+    rows = laid_out(spec.local_rows(full).detach().clone(), spec.local_strides(strides))
+    if not spec.view.of_parameters:
+        spec.view.aliased.add(rows, spec, strides, full.detach(), 1, full, None)
+    return rows, strides
+
+
 def of_share(value: Any, index: int) -> Any:
     """Replace each batch in nested containers by its local share with this index."""
     return tree_map_only(MultiShareBatch, lambda batch: batch._by_share[index], value)
