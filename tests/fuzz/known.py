@@ -767,6 +767,17 @@ SHARDED = {
         "print(net[0].weight.grad.tolist())",
         header=("torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))",),
     ),
+    "a weight with a hook that is replaced after a step": on(
+        "(6, 3)",
+        "handle = net.weight.register_hook(lambda gradient: gradient * 0.5)",
+        "net(x).square().mean().backward(); optimizer.step()",
+        "print(net.weight.grad.tolist())",
+        "net.weight = nn.Parameter(net.weight.detach().clone() * 0.9)",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(3, 4)",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
     "parametrizations that are removed after a step": on(
         "(6, 3)",
         "net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()",

@@ -297,7 +297,9 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
     """Return the hook for the rows of a batch that calls `hook` with the gradient of the batch."""
     scale = 1 if batch._local.is_leaf else batch._spec.view.ranks.world_size
 
-    def rows_hook(grad: Tensor) -> Tensor | None:
+    def rows_hook(grad: Tensor | None) -> Tensor | None:
+        if grad is None:
+            return None
         out = hook(BatchTensor(grad / scale, batch._spec))
         return None if out is None else _rows_of(out, batch)[0] * scale
 
