@@ -49,6 +49,11 @@ def test_one_device_has_the_bits_of_python(flow: Flow) -> None:
     assert found["sides"][0]["data"] is None
 
 
+def test_parameters_of_which_each_rank_has_a_part(flow: Flow) -> None:
+    code, found = data(flow, scripts.RIGHT, "--devices", "cpu:2", "--strategy", "fsdp", "--steps", "3")
+    assert (code, found["verdict"], found["sides"][0]["steps"]) == (0, "rounding", 3)
+
+
 def test_bits_that_are_wanted_and_not_there(flow: Flow) -> None:
     code, found = data(flow, scripts.RIGHT, "--devices", "cpu:2", "--want", "bits", "--steps", "3")
     assert (code, found["verdict"]) == (1, "rounding")

@@ -1,7 +1,7 @@
 """In every worker: record gradients before and models' tensors after each step, and digests of the training batches.
 
-It draws no random numbers, changes no tensor (except by a nudge), and communicates only to gather DTensors. Rank 0
-writes the states, each rank its own rows of the batches: together they are those of one device.
+It draws no random numbers, changes no tensor (except by a nudge), and communicates only to gather sharded tensors.
+Rank 0 writes the states, each rank its own rows of the batches: together they are those of one device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from duoka.checkpoint.names import unwrapped
 from duoka.plain.patching import Patches
-from duoka.private.torch import TENSORS_AND_CHILDREN, children_in, is_dtensor, keystr, tree_flatten_with_path
+from duoka.private.torch import TENSORS_AND_CHILDREN, children_in, keystr, tree_flatten_with_path
 from duoka.proving.recording import ROW_DIGEST, RecordingWriter, TensorKind, batches_file, plain_values
 from duoka.system.user_code import is_users, user_line
 from duoka.trials.observer import TrialObserver, opened, watch_loaders
@@ -204,12 +204,12 @@ class Recorder(TrialObserver):
 
     def _write(self, tensors: Iterable[tuple[str, Tensor, TensorKind]]) -> None:
         whole = (
-            (name, tensor.full_tensor() if is_dtensor(tensor) else tensor, kind)  # type: ignore[attr-defined]
+            (name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor, kind)  # sharded ones
             for name, tensor, kind in tensors
         )
         if self._writer is not None:
             self._writer.add(whole)
-        deque(whole, maxlen=0)  # gathering a DTensor needs every rank
+        deque(whole, maxlen=0)  # gathering a sharded tensor needs every rank
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensors, Tensor) and tensors.numel() == 1 and not isinstance(tensors, BatchTensor):
