@@ -338,6 +338,8 @@ LAYOUTS = {
         "memory.mul_(0.5); print(x.grad.tolist())",
         "x.grad.sub_(1); print(memory.tolist())",
         "del x.grad; print(x.grad)",
+        "x.sum().backward(); x.grad.data = torch.ones(6, 4)",
+        "(x * 2).sum().backward(); print(x.grad.tolist())",
         header=("memory = torch.ones(6, 4)",),
     ),
     "rows of a gradient over a backward pass": on(

@@ -17,7 +17,7 @@ from duoka.view.aliased import same_memory
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
 from duoka.view.shares.strides import global_distance
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, rows_sharing
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, set_rows
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.whole import compute_whole
 
@@ -144,9 +144,13 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
         batch._local.data = value._local
         batch._meta = value._meta  # its strides may be others
     else:
-        rows, strides = rows_sharing(value, batch._spec)
-        batch._local.data = rows
-        batch._meta = Meta.of(rows, batch._spec, strides)
+
+        def set_on(rows: Tensor) -> Tensor:
+            batch._local.data = rows
+            return batch._rows  # which counts writes, unlike `rows`
+
+        strides = set_rows(set_on, value, batch._spec)
+        batch._meta = Meta.of(batch._rows, batch._spec, strides)
     batch._range = None
     return None
 

@@ -21,7 +21,7 @@ from duoka.errors import Refused
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join, rows_sharing
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join, set_rows
 from duoka.view.view import View
 
 # Arguments of torch.autograd.backward and torch.autograd.grad, in order.
@@ -57,7 +57,12 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     if not isinstance(batch, BatchTensor):  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
     elif isinstance(grad, Tensor) and not isinstance(grad, BatchTensor):
-        batch._local.grad = rows_sharing(grad, batch._spec)[0]
+
+        def set_on(rows: Tensor) -> Tensor:
+            batch._local.grad = rows
+            return rows
+
+        set_rows(set_on, grad, batch._spec)
     else:
         batch._local.grad = None if grad is None else grad._local
 

@@ -294,13 +294,16 @@ for _kind in (BatchTensor, MultiShareBatch):
     _kind.__module__ = Tensor.__module__
 
 
-def rows_sharing(full: Tensor, spec: Spec) -> tuple[Tensor, Strides]:
-    """Return a rank's rows of a plain tensor, which share its memory (not parameters'), and their batch's strides."""
+def set_rows(set_on: Callable[[Tensor], Tensor], full: Tensor, spec: Spec) -> Strides:
+    """Set data or a gradient to a rank's rows of a plain tensor, which share its memory (of parameters do not).
+
+    set_on: is given the rows, and returns the tensor that has them now. Returns the strides of the batch.
+    """
     strides = spec.strides_of(full)
-    rows = laid_out(spec.local_rows(full).detach().clone(), spec.local_strides(strides))
+    rows = set_on(laid_out(spec.local_rows(full).detach().clone(), spec.local_strides(strides)))
     if not spec.view.of_parameters:
         spec.view.aliased.add(rows, spec, strides, full.detach(), 1, full, None)
-    return rows, strides
+    return strides
 
 
 def of_share(value: Any, index: int) -> Any:
