@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.flows.flow import Flow
-from tests.plain.said import as_python, said
+from tests.plain.said import as_python, run, said
 
 SOURCE = """
     import queue, torch
@@ -79,6 +79,7 @@ def test_datasets_that_remember_are_read_whole(flow: Flow) -> None:
             def __len__(self):
                 return 16
 
+            @torch.no_grad()
             def __getitem__(self, index):
                 global count
                 x = torch.arange(3.0) + index
@@ -180,10 +181,20 @@ def test_workers_read_a_dataset_that_holds_batches(flow: Flow) -> None:
     as_python(flow, source)
 
 
-def test_samples_that_are_batches_themselves(flow: Flow) -> None:
+def test_samples_that_are_batches_themselves_or_parts_of_them(flow: Flow) -> None:
     source = """
         import torch
-        from torch.utils.data import DataLoader, TensorDataset
+        from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+
+        class Samples(Dataset):
+            def __init__(self, values):
+                self.values = values
+
+            def __len__(self):
+                return 12
+
+            def __getitem__(self, index):
+                return self.values[index] if torch.is_tensor(self.values) else self.values[index % 3][0][index // 3]
 
         memory = list(DataLoader(TensorDataset(torch.arange(26.0).view(13, 2), torch.arange(13)), 4))
         for _ in range(2):
@@ -191,8 +202,68 @@ def test_samples_that_are_batches_themselves(flow: Flow) -> None:
                 print(x.sum().item(), x[0].mean(1).tolist(), y.tolist())
         for sample in DataLoader([{"x": x[:, 0], "first": x[0, 0].item()} for x, y in memory[:2]], 2):
             print(sample["x"].sum(0).tolist(), sample["first"].tolist())
+        for x, y in DataLoader(ConcatDataset([TensorDataset(*batch) for batch in memory]), 5):
+            print(x.sum(1).tolist(), y.tolist())
+        samples = Samples(torch.ones(12, 2))
+        loader = DataLoader(samples, 3)
+        for values in (samples.values, memory, next(iter(DataLoader(torch.arange(24.0).view(12, 2), 12))) * 2):
+            samples.values = values
+            print([x.sum(1).tolist() for x in loader])
         """
     as_python(flow, source)
+
+
+def test_a_model_of_sharded_parameters_in_a_dataset(flow: Flow) -> None:
+    """Each rank would gather those that its rows need."""
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, Dataset
+
+        class Features(Dataset):
+            def __len__(self):
+                return 8
+
+            @torch.no_grad()
+            def __getitem__(self, index):
+                return encoders[index % 2](torch.full((4,), index / 8))
+
+        torch.manual_seed(0)
+        encoders = nn.ModuleList(nn.Linear(4, 6) for _ in range(2))
+        optimizer = torch.optim.SGD(encoders.parameters(), 0.1)
+        for x in DataLoader(Features(), 2):
+            loss = (encoders[0](x[:, 2:]) - encoders[1](x[:, :4])).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{x.sum().item():.4f} {loss.item():.4f}")
+        """
+    as_python(flow, source, "--strategy", "fsdp")
+
+
+def test_a_dataset_to_which_batches_are_added_while_it_is_read(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Memory(Dataset):
+            kept = None
+
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                return torch.tensor(float(index)) if self.kept is None or index == 4 else self.kept[index % 2]
+
+        memory = Memory()
+        for x in DataLoader(memory, 2):
+            memory.kept = x * 2
+            print(x.sum().item())
+        """
+    as_python(flow, source, "--loading", "whole")
+    result = run(flow, source)
+    assert result.returncode == 1
+    assert "while this rank reads its own rows, without the other ranks; use --loading whole" in result.stderr
 
 
 def test_a_process_that_the_script_forks_takes_part_in_no_collective(flow: Flow) -> None:

@@ -67,6 +67,7 @@ class Collectives(ABC):
     begun: int = 0  # collectives so far
     key: Key = Key()  # of the run; signs objects
     isolated: bool = False  # True while this rank tries something out that the others do not: no collective then
+    reads_alone: Callable[[], bool] = staticmethod(lambda: False)  # whether this thread reads what other ranks do not
     waited: int = 0  # nanoseconds in which this process waited for collectives
     stream_waits: StreamWaits | None = None  # measures the same for the stream of an accelerator
     _agreeing: bool = False  # within `run_or_fall_back`, before the first collective

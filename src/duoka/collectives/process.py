@@ -165,9 +165,15 @@ class ProcessCollectives(Collectives):
         """Record the collective that begins, and return its name, which is the same on all ranks.
 
         Raises:
-            Refused: the script has forked this process, which would take part in place of its rank.
+            Refused: the script has forked this process, which would take part in place of its rank; or this rank
+                reads rows that the other ranks do not read, whose collectives would be others.
         """
         line = self._line()
+        if self.reads_alone():
+            raise Refused(
+                f"{line} computes with a batch or a sharded parameter while this rank reads its own rows, without "
+                "the other ranks; use --loading whole"
+            )
         if os.getpid() != self._process:
             raise Refused(
                 f"{line} computes with a batch or a sharded parameter in a process that the script started, without "

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from duoka.private.torch import version_of
 from duoka.system.user_code import is_users
@@ -66,7 +66,7 @@ class DatasetState:
 
 
 def batches_held(*holders: Any) -> list[BatchTensor]:
-    """Return the batches that objects hold (a dataset, a `collate_fn`), searched as `DatasetState` does."""
+    """Return the batches and sharded parameters that objects hold, searched as `DatasetState` does."""
     batches: list[BatchTensor] = []
     seen: dict[int, Any] = {}
     held = [(holder, _DEPTH) for holder in holders]
@@ -79,6 +79,7 @@ def batches_held(*holders: Any) -> list[BatchTensor]:
             batches.append(value)
         elif not isinstance(value, Tensor):
             held += [(part, depth - 1) for _, part in _held(value)]
+            held += [(part, 1) for part in value.parameters()] if isinstance(value, nn.Module) else []
     return batches
 
 
@@ -120,17 +121,20 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
 def _of_class(part: type) -> Iterator[tuple[str, Any]]:
     """Yield the methods of a class of the script, and its class variables."""
     for name, value in list(vars(part).items()):
-        if isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename):
-            yield name, value
-        elif isinstance(value, (staticmethod, classmethod)):
+        if isinstance(value, (staticmethod, classmethod)):
             yield name, value.__func__
-        elif not name.startswith("__") and (isinstance(value, _CONSTANTS) or state_of(value) is not None):
+        elif (
+            hasattr(value, "__wrapped__")  # in a decorator, of a library too
+            or (isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename))
+            or (not name.startswith("__") and (isinstance(value, _CONSTANTS) or state_of(value) is not None))
+        ):
             yield name, value
 
 
 def _named_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables outside of a function that its code names."""
     if not is_users(function.__code__.co_filename):
+        yield "wrapped", getattr(function, "__wrapped__", None)  # by a library's decorator (torch.no_grad)
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with_value: Callable[[], Any] = functools.partial(getattr, cell, "cell_contents", None)

@@ -148,8 +148,8 @@ class Loader:
             for _ in range(self._seen):
                 next(batches, None)
             return map(self._of_stream, batches)
-        self._reader.epochs = self._sampler.epoch = self.epoch + 1
-        self._sampler.skip = self._seen
+        self._reader.begin_epoch(self.epoch + 1)
+        self._sampler.epoch, self._sampler.skip = self.epoch + 1, self._seen
         return (self._reader.as_seen(labelled, self._view, splits_mixed=True) for labelled in iter(self._through))
 
     def _of_stream(self, batch: Any) -> Any:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
-from duoka.data.dataset_state import DatasetState, state_of
+from duoka.data.dataset_state import DatasetState, batches_held, state_of
 from duoka.errors import Refused
 from duoka.planning.options import Loading
 from duoka.private.torch import (
@@ -48,6 +48,7 @@ from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 _GETITEM = {kind: kind.__getitem__ for kind in (TensorDataset, Subset)}
+_HOLDS = "its dataset holds batches or sharded parameters"
 CHANGES = 2  # batches that may change a dataset: the first may open a file or fill a cache
 
 
@@ -181,6 +182,7 @@ class Reader:
         reseeds: bool = False,
     ) -> None:
         self.dataset, self.collate, self._init = loader.dataset, loader.collate_fn, loader.worker_init_fn
+        self._has_workers = loader.num_workers > 0
         self._split, self._rank_local = split, rank_local
         self.seeded = self.seeds_always = loading == "shared"
         self._reseeds, self._draws = reseeds and loading == "auto", False
@@ -196,6 +198,19 @@ class Reader:
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, whose batches are read whole if the dataset now holds batches."""
+        self.epochs = epoch
+        if self._holds_batches():
+            self.may_split, self.why = False, _HOLDS
+
+    def _holds_batches(self, read: Any = None) -> bool:
+        """Return whether the dataset holds batches or sharded parameters, which no rank can gather by itself.
+
+        Loader workers have whole ones (`plain/loaders.py`). read: a batch of its samples.
+        """
+        return not self._has_workers and bool(batches_held(read, self.dataset))
 
     def begin_worker(self, worker: int) -> None:
         """Let the script find its own dataset in the worker's info, and call its `worker_init_fn`."""
@@ -241,8 +256,8 @@ class Reader:
         self._changes += bool(changed)
         if not is_stacked(batch, len(request.indices)):
             self.why = "its batches are not stacked tensors"
-        elif any(isinstance(leaf, BatchTensor) for leaf in tree_leaves(batch)):
-            self.why = "its samples are batches themselves"
+        elif self._holds_batches(batch):
+            self.why = _HOLDS
         elif before != random_marks():
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
         elif changed and self._changes < CHANGES:
@@ -367,7 +382,7 @@ class SplitIterator:
         self._batches = new_iterator(self._loader)
 
     def _begin(self) -> None:
-        self._reader.epochs += 1
+        self._reader.begin_epoch(self._reader.epochs + 1)
         self._sampler.epoch = self._reader.epochs
 
     def _reset(self, loader: DataLoader[Any]) -> None:

@@ -55,6 +55,7 @@ def install(session: Session) -> None:
         with session.patches.rank_local_work(), session.calls.computed_whole():
             yield
 
+    session.ranks.all_ranks.reads_alone = lambda: session.patches.rank_local
     readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()
 
     @session.patches.around(*GET_ITERATOR)
