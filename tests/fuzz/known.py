@@ -342,6 +342,11 @@ LAYOUTS = {
         "(x * 2).sum().backward(); print(x.grad.tolist())",
         header=("memory = torch.ones(6, 4)",),
     ),
+    "a gradient transposed in place": on(
+        "(6, 4)",
+        "(x.requires_grad_() * 2).sum().backward(); x.grad.t_(); print(x.grad.shape)",
+        "x.grad = None; (x * 3).sum().backward(); print(x.grad.shape)",
+    ),
     "rows of a gradient over a backward pass": on(
         "(6, 4)",
         "(x.requires_grad_() * 2).sum().backward()",

@@ -43,12 +43,22 @@ def requires_grad_(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Return `x.grad`; of a leaf always the same memory, of another batch (`retain_grad`) divided here."""
+    """Return `x.grad`; of a leaf always the same batch, of another batch (`retain_grad`) divided here."""
     batch = args[0]
-    grad = after_hooks(batch._local).grad
-    if grad is None:
+    shares = batch._shares
+    grads: list[Any] = [after_hooks(share._local).grad for share in shares]
+    if grads[0] is None:
+        batch._gradient = None
         return None
-    return BatchTensor(grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec)
+    is_leaf, view = shares[0]._local.is_leaf, batch._spec.view
+    if not is_leaf:
+        grads = [grad / view.ranks.world_size for grad in grads]
+    elif batch._gradient is not None and batch._gradient[0] is grads[0]:
+        return batch._gradient[1]
+    gradient = join([BatchTensor(grad, share._spec) for grad, share in zip(grads, shares, strict=True)])
+    if is_leaf and not view.of_parameters:  # which scripts copy and pickle
+        batch._gradient = grads[0], gradient
+    return gradient
 
 
 def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
@@ -56,7 +66,9 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     batch, grad = args if len(args) > 1 else (*args, None)
     if not isinstance(batch, BatchTensor):  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
-    elif isinstance(grad, Tensor) and not isinstance(grad, BatchTensor):
+        return
+    batch._gradient = None
+    if isinstance(grad, Tensor) and not isinstance(grad, BatchTensor):
 
         def set_on(rows: Tensor) -> Tensor:
             batch._local.grad = rows
@@ -311,7 +323,7 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
     return rows_hook
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({backward, backward_of_several, grad, register_hook})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({backward, backward_of_several, get_grad, grad, register_hook})
 
 RULES: dict[Function, Rule] = {
     Tensor.requires_grad_: requires_grad_,
