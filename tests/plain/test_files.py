@@ -280,3 +280,21 @@ def test_the_number_of_cores_is_rank_0_s(flow: Flow) -> None:
         print(os.sched_getaffinity(0) == set(cores[:1]), os.cpu_count() == multiprocessing.cpu_count())
         """
     assert said(flow, source) == ["True True\n"] * 2
+
+
+def test_archives_are_rank_0_s(flow: Flow) -> None:
+    source = """
+        import bz2, io, os, tarfile, time
+        is_rank_0 = os.readlink("/proc/self/fd/0") != os.devnull
+        text = b"of rank 0" if is_rank_0 else b"of another"
+        if not is_rank_0:
+            time.sleep(0.3)  # so that it writes last
+        with tarfile.open("a.tar", "w") as archive:
+            member = tarfile.TarInfo("text")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+        with bz2.open("text.bz2", "wb") as file:
+            file.write(text)
+        print(tarfile.open("a.tar").extractfile("text").read(), bz2.open("text.bz2").read())
+        """
+    assert said(flow, source) == ["b'of rank 0' b'of rank 0'\n"] * 2

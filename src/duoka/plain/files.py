@@ -18,6 +18,7 @@ import io
 import os
 import shutil
 import stat
+import sys
 import tarfile
 import tempfile
 import threading
@@ -33,7 +34,7 @@ from filelock import AcquireReturnProxy, BaseFileLock  # which torch depends on
 
 from duoka.plain.caller import Caller
 from duoka.plain.session import Session
-from duoka.private.python import PATH_FUNCTIONS
+from duoka.private.python import OPEN_COPIES, PATH_FUNCTIONS
 
 # (owner, names): rank 0 calls them; the others wait for the result.
 ACTIONS: tuple[tuple[Any, str], ...] = (
@@ -91,6 +92,9 @@ def install(session: Session) -> None:
     opening = _opening(session, caller)
     patches.around(builtins, "open")(opening)
     patches.around(io, "open")(opening)
+    for module, name in OPEN_COPIES:
+        if module in sys.modules:  # else it takes the one above when it is imported
+            patches.put(sys.modules[module], name, io.open)
     if PATH_FUNCTIONS is not None:
         patches.put(PATH_FUNCTIONS, "open", staticmethod(io.open))
     patches.around(os, "fsync", "fdatasync", "ftruncate")(of_files_only)
