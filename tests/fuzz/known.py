@@ -342,6 +342,18 @@ LAYOUTS = {
         "(x * 2).sum().backward(); print(x.grad.tolist())",
         header=("memory = torch.ones(6, 4)",),
     ),
+    "gradients and data that two batches share": on(
+        "(6, 4)",
+        "h, k, memory = x.clone().requires_grad_(), x.clone().requires_grad_(), torch.zeros(6, 4)",
+        "h.grad = k.grad = memory; (h * 2 + k * 3).sum().backward(); print(memory.tolist())",
+        "grad = h.grad; h.grad = grad * 2; h.grad = grad; print(h.grad is grad)",
+        "k.grad = h.grad; (h * 2 + k * 3).sum().backward(); print(h.grad.tolist())",
+        "h.data = k.data = memory; h.data.add_(1); print(k.tolist(), memory.tolist())",
+        "array = numpy.zeros((6, 4)); x.data = torch.from_numpy(array).float(); x.add_(1)",
+        "double = x.double(); double.data = torch.from_numpy(array); double.add_(1); print(array.tolist())",
+        "array[0] = 9; print(double.tolist())",
+        header=("import numpy",),
+    ),
     "a gradient transposed in place": on(
         "(6, 4)",
         "(x.requires_grad_() * 2).sum().backward(); x.grad.t_(); print(x.grad.shape)",

@@ -266,6 +266,14 @@ class AliasedCopies:
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
 
+    def rows_of(self, full: Tensor, spec: Spec) -> Tensor | None:
+        """Return the rows of which a plain tensor is the copy that the script holds."""
+        for copy in self.copies:
+            same = copy.full.data_ptr() == full.data_ptr() and copy.full.stride() == full.stride()
+            if same and copy.full.shape == full.shape and copy.full.dtype == full.dtype and copy.spec == spec:
+                return None if copy.saved else copy.rows.detach()
+        return None
+
     def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, full: Tensor) -> None:
         """Note a gathered copy that autograd may save."""
         if full.requires_grad:

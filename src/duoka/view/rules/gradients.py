@@ -68,15 +68,18 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
         batch.grad = grad.full_tensor()
         return
     batch._gradient = None
-    if isinstance(grad, Tensor) and not isinstance(grad, BatchTensor):
+    for index, share in enumerate(batch._shares):
+        if grad is None or isinstance(grad, BatchTensor):
+            share._local.grad = None if grad is None else grad._shares[index]._local
+        else:
 
-        def set_on(rows: Tensor) -> Tensor:
-            batch._local.grad = rows
-            return rows
+            def set_on(rows: Tensor, of: Tensor = share._local) -> Tensor:
+                of.grad = rows
+                return rows
 
-        set_rows(set_on, grad, batch._spec)
-    else:
-        batch._local.grad = None if grad is None else grad._local
+            set_rows(set_on, grad, share._spec)
+    if isinstance(grad, BatchTensor) and not batch._spec.view.of_parameters:
+        batch._gradient = grad._shares[0]._rows, grad
 
 
 def backward(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -323,7 +326,9 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
     return rows_hook
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({backward, backward_of_several, get_grad, grad, register_hook})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset(
+    {backward, backward_of_several, get_grad, grad, register_hook, set_grad}
+)
 
 RULES: dict[Function, Rule] = {
     Tensor.requires_grad_: requires_grad_,

@@ -300,10 +300,15 @@ def set_rows(set_on: Callable[[Tensor], Tensor], full: Tensor, spec: Spec) -> St
 
     set_on: is given the rows, and returns the tensor that has them now. Returns the strides of the batch.
     """
-    strides = spec.strides_of(full)
+    aliased, strides = spec.view.aliased, spec.strides_of(full)
+    known = None if spec.view.of_parameters else aliased.rows_of(full, spec)
+    if known is not None:
+        set_on(known)
+        return strides
     rows = set_on(laid_out(spec.local_rows(full).detach().clone(), spec.local_strides(strides)))
     if not spec.view.of_parameters:
-        spec.view.aliased.add(rows, spec, strides, full.detach(), 1, full, None)
+        holders = int(full.untyped_storage().resizable())  # else something else holds the memory, such as an array
+        aliased.add(rows, spec, strides, full.detach(), holders, full, None)
     return strides
 
 
