@@ -69,16 +69,16 @@ def batches_held(*holders: Any) -> list[BatchTensor]:
     """Return the batches and sharded parameters that objects hold, searched as `DatasetState` does."""
     batches: list[BatchTensor] = []
     seen: dict[int, Any] = {}
-    held = [(holder, _DEPTH) for holder in holders]
+    held = deque((holder, _DEPTH) for holder in holders)
     while held and len(seen) < _MOST:
-        value, depth = held.pop(0)
+        value, depth = held.popleft()
         if id(value) in seen or not depth or isinstance(value, (*_CONSTANTS, np.ndarray, ModuleType)):
             continue
         seen[id(value)] = value  # keeps it alive, so that no id is reused
         if isinstance(value, BatchTensor):
             batches.append(value)
         elif not isinstance(value, Tensor):
-            held += [(part, depth - 1) for _, part in _held(value)]
+            held.extend((part, depth - 1) for _, part in _held(value))
             held += [(part, 1) for part in value.parameters()] if isinstance(value, nn.Module) else []
     return batches
 
