@@ -562,6 +562,12 @@ OTHERS = {
         "    h.data.mul_(0.9); out.sum().backward(); print(w.grad.tolist())",
         header=("w = (torch.arange(9.).view(3, 3) / 9).requires_grad_()",),
     ),
+    "x.data written in inference mode after autograd saved a gathered copy": on(
+        "(6, 2)",
+        "x.requires_grad_(); loss = torch.kron(x, x).sum()",
+        "with torch.inference_mode(): x.data.add_(1)",
+        "x.data.mul_(2); loss.backward(); print(loss.item(), x.grad.tolist())",
+    ),
     "rows of x.data written after autograd saved a gathered copy": on(
         "(6, 4)",
         "y = (x / 8).requires_grad_(); loss = (y.logsumexp(0) ** 2).sum()",

@@ -274,3 +274,35 @@ def test_exact_refuses_to_checkpoint_what_writes_buffers() -> None:
         assert difference(on("(6, 3)", "net.eval()", loss, header=header), ranks) is None
     finally:
         ranks.close()
+
+
+def test_inputs_of_other_kinds_are_not_split(flow: Flow) -> None:
+    source = """
+        import torch, warnings
+        from torch import nn
+        from torch.utils.data import DataLoader
+
+        class Apply(nn.Module):
+            def __init__(self, function):
+                super().__init__()
+                self.function = function
+
+            def forward(self, *args):
+                return self.function(*args)
+
+        warnings.simplefilter("ignore")
+        quantize = Apply(lambda x: torch.quantize_per_tensor(x, 0.5, 10, torch.quint8))
+        roll = Apply(lambda x: torch.cat([x[1:], x[:1]]).dequantize())
+        pad = Apply(lambda x: x.to_padded_tensor(0.0))
+        nest = Apply(lambda x: torch.nested.nested_tensor([row.repeat(2, 1) for row in x]))
+        linear = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(linear.weight)
+        for x in DataLoader(torch.arange(24.0).view(12, 2), 6):
+            print(nn.Sequential(linear, quantize, roll)(x).tolist(), linear(x.to_sparse()).tolist())
+            print(nn.Sequential(linear, nest, pad)(x).tolist(), nn.Sequential(linear, pad)(nest(x)).tolist())
+            try:
+                x.backward()
+            except RuntimeError as error:
+                print(error)
+        """
+    as_python(flow, source)

@@ -289,7 +289,8 @@ class AliasedCopies:
         memory = memory_of(rows)
         for gathered in [gathered for gathered in self.gathered if gathered.rows_memory.number == memory]:
             self.gathered.remove(gathered)
-            with without_modes(), torch.no_grad():
+            # A tensor made in inference mode could not be written outside of it.
+            with without_modes(), torch.inference_mode(False), torch.no_grad():
                 self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:

@@ -179,7 +179,7 @@ class ModuleCalls:
             self._ordinary.keep(type(module), not isinstance(module, WITH_FAST_PATH))
         around = self._here.around
         first = args[0] if args else None
-        if around is None or type(first) is not Tensor or first.shape[:1] != (around.n,):
+        if around is None or not holds(first, around.n):
             return original(module, *args, **kwargs)
         return self._with_split_inputs(original, module, args, kwargs, around)
 
@@ -316,7 +316,7 @@ class ModuleCalls:
 def _plain_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the plain tensors among arguments, and in tuples: lists and dicts may be kept or filled by a module."""
     for value in values:
-        if type(value) is Tensor:
+        if _can_be_split(value):
             yield value
         elif type(value) is tuple:
             yield from _plain_in(value)
@@ -339,7 +339,12 @@ def _is_opaque(module: nn.Module) -> bool:
 
 def holds(leaf: Any, n: int, dim: int = 0) -> bool:
     """Return True if a plain input has n rows, and is not of shape (n, n), which is rather a mask of a sequence."""
-    return type(leaf) is Tensor and leaf.shape[dim : dim + 1] == (n,) and leaf.shape != (n, n)
+    return _can_be_split(leaf) and leaf.shape[dim : dim + 1] == (n,) and leaf.shape != (n, n)
+
+
+def _can_be_split(value: Any) -> bool:
+    """Return True for a plain tensor whose rows can be gathered again: not a sparse, nested or quantized one."""
+    return type(value) is Tensor and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
 
 
 def _versions(leaf: Tensor, batch: BatchTensor) -> list[int]:

@@ -95,7 +95,7 @@ def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
     tensors, grad_tensors = _listed(how.pop("tensors")), how.pop("grad_tensors", None)
     weights = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
     for tensor, weight in zip(tensors, weights, strict=True):
-        if isinstance(tensor, BatchTensor) and weight is None:
+        if isinstance(tensor, BatchTensor) and weight is None and tensor.requires_grad:  # else torch raises its error
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if how.get("inputs") is not None:
         how["inputs"] = _rows_of_each(_listed(how["inputs"]))
