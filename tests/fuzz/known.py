@@ -354,6 +354,13 @@ LAYOUTS = {
         "array[0] = 9; print(double.tolist())",
         header=("import numpy",),
     ),
+    "a batch as the weight of a plain tensor's gradient": on(
+        "(6, 4)",
+        "w.grad = None; w.mul(2).backward(x); torch.autograd.backward(w, x); print(w.grad.tolist())",
+        "print(torch.autograd.grad(w * 2, w, x)[0].tolist(), torch.autograd.grad([w * 3], [w], [x])[0].tolist())",
+        "z = x.clone().requires_grad_(); print(torch.autograd.grad([w * 3, z * 2], [w, z], [x, x])[0].tolist())",
+        header=("w = torch.ones(6, 4, requires_grad=True)",),
+    ),
     "a gradient transposed in place": on(
         "(6, 4)",
         "(x.requires_grad_() * 2).sum().backward(); x.grad.t_(); print(x.grad.shape)",

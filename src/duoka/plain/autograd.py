@@ -22,7 +22,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, materialized, uses, whole_gradients
-from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in, gather_all
 from duoka.view.transforms import is_tracing
 from duoka.view.view import View
 
@@ -64,6 +64,7 @@ def install(session: Session) -> None:
         # Batches have a rule of their own; torch.func is given whole tensors.
         if batches_in((outputs, inputs)) or transform_level() is not None:
             return original(*args, **kwargs)
+        how = gather_all(how)  # a plain tensor may have a batch in `grad_outputs`
         if isinstance(inputs, dict):
             gradients = whole_gradients(outputs, list(inputs.values()), view, **how)
             return dict(zip(inputs, gradients, strict=True))

@@ -21,7 +21,7 @@ from duoka.errors import Refused
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join, set_rows
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, gather_all, join, set_rows
 from duoka.view.view import View
 
 # Arguments of torch.autograd.backward and torch.autograd.grad, in order.
@@ -122,7 +122,7 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
     weighing = []
     for weight, tensor in zip(weights, tensors, strict=True):
         if not isinstance(tensor, BatchTensor):
-            weighing.append(weight if weight is None else weight.to(tensor.device))
+            weighing.append(weight if weight is None else gather_all(weight).to(tensor.device))
         elif weight is None:
             weighing += [None] * len(tensor._shares)
         else:
