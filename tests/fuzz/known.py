@@ -361,6 +361,15 @@ LAYOUTS = {
         "z = x.clone().requires_grad_(); print(torch.autograd.grad([w * 3, z * 2], [w, z], [x, x])[0].tolist())",
         header=("w = torch.ones(6, 4, requires_grad=True)",),
     ),
+    "a hook that returns what the script holds": on(
+        "(6, 4)",
+        "(x @ w).sum().backward(); w.grad.mul_(2); print(w.grad.tolist(), mask.tolist())",
+        "w.grad = None",
+        header=(
+            "w, mask = torch.ones(4, 2, requires_grad=True), torch.ones(4, 2)",
+            "w.register_hook(lambda gradient: mask)",
+        ),
+    ),
     "a gradient transposed in place": on(
         "(6, 4)",
         "(x.requires_grad_() * 2).sum().backward(); x.grad.t_(); print(x.grad.shape)",

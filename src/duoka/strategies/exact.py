@@ -33,6 +33,7 @@ from duoka.system.user_code import user_line
 from duoka.view import originals
 from duoka.view.originals import when_accumulated
 from duoka.view.rules.gradients import call_hooks
+from duoka.view.tensor.batch import gather_all
 from duoka.view.view import View, exact_view
 
 
@@ -210,7 +211,8 @@ class Exact(Bucketed):
             for (leaf, hooks), earlier in zip(hooked, before, strict=True):
                 grad = leaf.grad
                 if grad is not None:
-                    grad = call_hooks(hooks, grad)
+                    changed = call_hooks(hooks, grad)
+                    grad = grad if changed is grad else gather_all(changed).clone()  # the script may hold it
                 if earlier is None or grad is None:
                     leaf.grad = grad if earlier is None else earlier
                 elif grad.requires_grad:  # create_graph=True
