@@ -584,6 +584,12 @@ OTHERS = {
         "with torch.inference_mode(): x.data.add_(1)",
         "x.data.mul_(2); loss.backward(); print(loss.item(), x.grad.tolist())",
     ),
+    "x.data written after x was written, of which autograd saved a gathered copy": on(
+        "(6, 2)",
+        "x.requires_grad_(); loss = torch.kron(x, x).sum()",
+        "with torch.no_grad(): x.sub_(1)",
+        "x.data.add_(3); print((x * 2).tolist())",
+    ),
     "rows of x.data written after autograd saved a gathered copy": on(
         "(6, 4)",
         "y = (x / 8).requires_grad_(); loss = (y.logsumexp(0) ** 2).sum()",

@@ -187,6 +187,7 @@ class _Gathered:
     strides: Strides
     spec: Spec
     device: torch.device
+    version: int  # of the rows, when they were gathered
 
     def copy(self, rows: Tensor) -> AliasedCopy:
         """Return the copy as one that is held as long as autograd does. rows: any of its memory."""
@@ -278,8 +279,8 @@ class AliasedCopies:
         """Note a gathered copy that autograd may save."""
         if full.requires_grad:
             form = int(rows.storage_offset()), rows.shape, rows.stride()
-            memories = WeakMemory(rows), WeakMemory(full)
-            self.gathered.append(_Gathered(*memories, form, full.shape, strides, spec, full.device))
+            memories, number = (WeakMemory(rows), WeakMemory(full)), self.version(rows)
+            self.gathered.append(_Gathered(*memories, form, full.shape, strides, spec, full.device, number))
 
     def add_saved(self, rows: Tensor) -> None:
         """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
@@ -289,6 +290,8 @@ class AliasedCopies:
         memory = memory_of(rows)
         for gathered in [gathered for gathered in self.gathered if gathered.rows_memory.number == memory]:
             self.gathered.remove(gathered)
+            if gathered.version != self.version(rows):
+                continue  # its values are older than the rows'
             # A tensor made in inference mode could not be written outside of it.
             with without_modes(), torch.inference_mode(False), torch.no_grad():
                 self.copies.append(gathered.copy(rows))
