@@ -78,7 +78,7 @@ def batches_held(*holders: Any) -> list[BatchTensor]:
         if isinstance(value, BatchTensor):
             batches.append(value)
         elif not isinstance(value, Tensor):
-            held.extend((part, depth - 1) for _, part in _held(value))
+            held.extend((part, depth - 1) for _, part in _held(value) if type(part) not in _CONSTANTS)
             held += [(part, 1) for part in value.parameters()] if isinstance(value, nn.Module) else []
     return batches
 
