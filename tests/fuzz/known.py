@@ -639,6 +639,12 @@ OTHERS = {
     "groups of a single entry": on(
         "(4, 2)", "print(F.group_norm(x[:3], 2).tolist())", "print(F.group_norm(x[:1], 2).tolist())"
     ),
+    "real and imaginary parts that are set": on(
+        "(6, 3)",
+        "z = torch.complex(x, x * 2); z.real = x[0]; z.imag += 1; z.imag[0] = x[1]",
+        "plain = torch.zeros(len(x), 3, dtype=torch.complex64); plain.imag = x; plain.real = 2; x.real = x * 2",
+        "print(z.tolist(), plain.tolist())",
+    ),
 }
 
 SHARDED = {

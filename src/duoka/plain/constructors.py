@@ -25,7 +25,7 @@ from duoka.view.whole import compute_whole
 
 
 def install(session: Session) -> None:
-    """Intercept these functions, `Variable`, `nn.Parameter`, `x.data = y`, and `apply` of the script's Functions."""
+    """Intercept these functions, `Variable`, `nn.Parameter`, setters, and `apply` of the script's Functions."""
     note_constructors()  # before they are replaced
     patches = session.patches
 
@@ -86,6 +86,8 @@ def install(session: Session) -> None:
     patches.put(torch.autograd, "Variable", Variable)
     patches.put(nn.Parameter, "__new__", _parameter)
     patches.put(Tensor, "data", _Data())
+    for name in ("real", "imag"):
+        patches.put(Tensor, name, _ComplexPart(name))
 
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
@@ -148,6 +150,22 @@ class _Data:
             share(value)
         else:
             compute_whole(share, (value.detach(),), {}, "torch.Tensor.data")
+
+
+class _ComplexPart:
+    """The attribute `real` or `imag`; torch's own setter copies the value without `__torch_function__`."""
+
+    def __init__(self, name: str) -> None:
+        self._original: Any = getattr(Tensor, name)
+
+    def __get__(self, tensor: Tensor | None, owner: type) -> Any:
+        return self._original if tensor is None else self._original.__get__(tensor)
+
+    def __set__(self, tensor: Tensor, value: Any) -> None:
+        if batches_in((tensor, value)):
+            self._original.__get__(tensor)[...] = value
+        else:
+            self._original.__set__(tensor, value)
 
 
 _new_parameter = nn.Parameter.__new__
