@@ -251,7 +251,7 @@ class ThreadPool:
                 self._inbox.put(batch)
 
     def _run(self, replica: Replica) -> None:
-        with suppress(_StopThread):
+        with suppress(SystemExit):  # of `close`
             if self._cores is not None:
                 torch.set_num_threads(self._cores)
             is_sound = True
@@ -273,10 +273,8 @@ class ThreadPool:
             alive[0].join(STEP)
             for thread in self._computing.copy():  # the others end by themselves
                 if thread.is_alive() and thread.ident is not None:
-                    raise_in_thread(thread.ident, _StopThread)  # repeated, as Python may drop it
+                    # Repeated, as Python may drop it; where the second comes when the thread is ending, Python shows
+                    # no traceback of a SystemExit.
+                    raise_in_thread(thread.ident, SystemExit)
         if self._cores is not None:
             torch.set_num_threads(self._cores_before)  # a thread's setting also applies to new threads
-
-
-class _StopThread(SystemExit):
-    """Raised in a thread to stop it."""
