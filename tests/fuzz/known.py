@@ -639,6 +639,15 @@ OTHERS = {
     "groups of a single entry": on(
         "(4, 2)", "print(F.group_norm(x[:3], 2).tolist())", "print(F.group_norm(x[:1], 2).tolist())"
     ),
+    "a backward hook of a module that returns a batch": on(
+        "(6, 3)",
+        "saved = []; hooks = [net[1].register_forward_hook(lambda module, args, out: saved.append(out > 0))]",
+        "hooks += [net[1].register_full_backward_hook(lambda module, of_input, _: (of_input[0] * saved[0],))]",
+        "hooks += [net[2].register_full_backward_pre_hook(lambda module, _: (x[:, :2],))]",
+        "net.zero_grad(); net(x).sum().backward(); print(net[0].weight.grad.tolist())",
+        "for hook in hooks: hook.remove()",
+        header=("torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",),
+    ),
     "real and imaginary parts that are set": on(
         "(6, 3)",
         "z = torch.complex(x, x * 2); z.real = x[0]; z.imag += 1; z.imag[0] = x[1]",

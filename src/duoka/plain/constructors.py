@@ -15,13 +15,14 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import BackwardHook
 
 from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.rules.lookup import argument
 from duoka.view.tensor.batch import BatchTensor, batches_in
-from duoka.view.whole import compute_whole
+from duoka.view.whole import compute_whole, gather_sharing
 
 
 def install(session: Session) -> None:
@@ -83,6 +84,10 @@ def install(session: Session) -> None:
         with whole_modules(self._forward_cls):
             return original(self, *grads)
 
+    @patches.around(BackwardHook, "__init__")
+    def hooks_of_module(original: Callable[..., Any], self: Any, module: Any, *hooks: Any) -> None:
+        original(self, module, *([_returning_whole(hook) for hook in each] for each in hooks))
+
     patches.put(torch.autograd, "Variable", Variable)
     patches.put(nn.Parameter, "__new__", _parameter)
     patches.put(Tensor, "data", _Data())
@@ -92,6 +97,15 @@ def install(session: Session) -> None:
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
 _KEEPING_ROWS = "torch.distributed.fsdp"  # its Functions return their tensors unchanged
+
+
+def _returning_whole(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Gather what a module's backward hook returns: its gradients are whole, but it may use them with batches."""
+
+    def whole(*args: Any) -> Any:
+        return gather_sharing(hook(*args))
+
+    return whole
 
 
 def _unsharded(value: Any) -> Any:
