@@ -648,6 +648,11 @@ OTHERS = {
         "for hook in hooks: hook.remove()",
         header=("torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",),
     ),
+    "a model that is exported with a batch": on(
+        "(6, 3)",
+        "if step == 1: exported = torch.export.export(net, (x,)).module(); print(exported(x).tolist())",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 2)",),
+    ),
     "real and imaginary parts that are set": on(
         "(6, 3)",
         "z = torch.complex(x, x * 2); z.real = x[0]; z.imag += 1; z.imag[0] = x[1]",

@@ -74,7 +74,7 @@ Update = Callable[[], None]
 
 
 def install_scripting(session: Session) -> None:
-    """Intercept `torch.jit.script`, `trace` and `save`: TorchScript compiles the source of torch's own functions.
+    """Intercept `torch.jit.script`, `trace` and `save`, and `torch.export.export`, which read torch's own functions.
 
     A module that is made of a sharded one has whole copies of its parameters. They get the new values before the
     module is called or saved. The gradient of a copy is an error, as the sharded parameter would not get it.
@@ -96,6 +96,12 @@ def install_scripting(session: Session) -> None:
             updates[made] = update = _update(copies)
             before_calls(made, update)
         return made
+
+    @session.patches.around(torch.export, "export")
+    def export(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))
+        with session.patches.functions_put_back(), session.calls.computed_whole():
+            return original(module, *args, **kwargs)
 
     @session.patches.around(torch.jit, "save")
     @session.patches.around(torch.jit.ScriptModule, "save")
