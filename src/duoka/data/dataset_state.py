@@ -29,6 +29,7 @@ _LONG = 1000  # entries of a list or dict that are compared one by one
 _MOST = 20_000  # objects that are searched
 _LARGE = 1 << 24  # bytes of an array that is compared
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range)
+_WITHOUT_BATCHES = (*_CONSTANTS, np.ndarray, ModuleType)
 
 
 class DatasetState:
@@ -72,7 +73,7 @@ def batches_held(*holders: Any) -> list[BatchTensor]:
     held = deque((holder, _DEPTH) for holder in holders)
     while held and len(seen) < _MOST:
         value, depth = held.popleft()
-        if id(value) in seen or not depth or isinstance(value, (*_CONSTANTS, np.ndarray, ModuleType)):
+        if id(value) in seen or not depth or isinstance(value, _WITHOUT_BATCHES):
             continue
         seen[id(value)] = value  # keeps it alive, so that no id is reused
         if isinstance(value, BatchTensor):

@@ -202,7 +202,7 @@ class Reader:
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, whose batches are read whole if the dataset now holds batches."""
         self.epochs = epoch
-        if self._holds_batches():
+        if self.may_split is not False and self._holds_batches():
             self.may_split, self.why = False, _HOLDS
 
     def _holds_batches(self, read: Any = None) -> bool:

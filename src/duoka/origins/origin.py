@@ -202,8 +202,9 @@ def find_origin() -> Origin:
     task = engines.find()
     if distributed.is_initialized():
         rank, size = distributed.get_rank(), distributed.get_world_size()
-        is_task = task is not None and task.local_rank is not None and (task.rank, task.count) == (rank, size)
-        return Grouped(rank, size, task.local_rank or 0 if task and is_task else 0)
+        if task is None or (task.rank, task.count) != (rank, size):  # the variables are of something else
+            return Grouped(rank, size, 0)
+        return Grouped(rank, size, task.local_rank or 0)
     return SingleProcess(0, 1, 0) if task is None else Started(task.rank, task.count, task.local_rank or 0, task)
 
 

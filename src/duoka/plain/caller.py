@@ -46,7 +46,7 @@ class Caller:
         self._patches, self._ranks = patches, ranks
         self._thread = threading.get_ident()
         self._here = _Here()
-        self._collecting = False  # garbage: finalizers run on this rank now, and on others at other times
+        self._collecting = False  # True while Python collects garbage, which each rank does at other times
         self.at_end = False  # the script has ended
         self.written: set[str] = set()  # files that rank 0 has opened for writing
         self._changed: set[str] = set()  # paths

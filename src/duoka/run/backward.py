@@ -27,7 +27,7 @@ Reached = Callable[[Tensor], bool]
 class DdpOptions:
     """Options of DistributedDataParallel, by its names."""
 
-    find_unused_parameters: bool | None = None  # may a pass leave out parameters? None: it is reported once
+    find_unused_parameters: bool | None = None  # True: a pass may leave out parameters; None: it is reported once
     static_graph: bool = False  # every pass must reach the same parameters
     broadcast_buffers: bool | None = None  # rank 0's, after each pass; None: if ranks may compute different ones
     gradient_as_bucket_view: bool = False  # gradients are views of larger tensors, which saves a copy

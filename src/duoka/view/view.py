@@ -79,10 +79,8 @@ class View:
         self.adopt, self.alias, self.prepare_model = adopt, alias, prepare_model
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.whole_operations = Tally()
-        # The next three are read by _replay.c.
-        self.device: torch.device | None = (
-            None  # of the rows of offloaded parameters; None: they are where they compute
-        )
+        # These are read by _replay.c. device: of the rows of offloaded parameters; None: they are where they compute.
+        self.device: torch.device | None = None
         self.watch: Any = None  # makes the sizes of batches within `watching`
         self.of_parameters = self.has_sharded = False
         self.sharded: list[ParameterView] = []  # of models that are called with its batches

@@ -56,7 +56,8 @@ class LocalShares:
     count = 1  # local shares
     several = False  # True if some process has several
     exact = False  # True if sums are added in a fixed tree
-    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)  # is it a parameter's, in one share?
+    # Returns True for a leaf that replaces a parameter in one share.
+    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
 
     def __init__(self, processes: Collectives) -> None:
         self.processes = processes  # collectives between processes
