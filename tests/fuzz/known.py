@@ -857,4 +857,24 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
         ),
     ),
+    "a hook on a weight that is frozen when the model is sharded": on(
+        "(6, 3)",
+        "net.requires_grad_(step > 0); net.zero_grad()",
+        "net(x).square().mean().backward() if step else net(x)",
+        "print(norms, net.weight.grad)",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(3, 4); norms = []",
+            "net.weight.register_hook(lambda gradient: norms.append(gradient.norm().item()))",
+        ),
+    ),
+    "weights that a step changes before a second backward pass": on(
+        "(6, 3)",
+        "optimizer.zero_grad(); loss = net(x).square().mean(); loss.backward(retain_graph=True)",
+        "optimizer.step(); loss.backward()",
+        "print([weight.grad for weight in net.parameters()])",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
 }

@@ -262,7 +262,18 @@ def test_sizes_that_the_batch_tells_are_the_whole_batch_s(flow: Flow) -> None:
 
 
 def test_exact_refuses_to_checkpoint_what_writes_buffers() -> None:
-    header = ("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.BatchNorm1d(3)")
+    counting = """
+class Counting(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.register_buffer("total", torch.zeros(()))
+    def forward(self, x):
+        self.calls += self.how == "counter"
+        if self.how == "data":
+            self.total.data.add_(1)
+        return x.exp() * (1 + self.calls + self.total)"""
+    header = ("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.BatchNorm1d(3)", counting)
     loss = "print(checkpoint(lambda h: net(h).square().sum(), x, use_reentrant=False).item())"
     ranks = Ranks(2, "exact")
     try:
@@ -272,6 +283,11 @@ def test_exact_refuses_to_checkpoint_what_writes_buffers() -> None:
         assert "BatchNorm's statistics" in found.text
         assert difference(on("(6, 3)", f"with torch.no_grad(): {loss}", header=header), ranks) is None
         assert difference(on("(6, 3)", "net.eval()", loss, header=header), ranks) is None
+        assert difference(on("(6, 3)", loss, header=(*header, "net = Counting('')")), ranks) is None
+        for how in ("counter", "data"):
+            found = difference(on("(6, 3)", loss, header=(*header, f"net = Counting('{how}')")), ranks)
+            assert found is not None
+            assert found.kind == "refused"
     finally:
         ranks.close()
 

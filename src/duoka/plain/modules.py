@@ -64,7 +64,7 @@ def _keep_activations(session: Session) -> None:
     """Run checkpointed functions without checkpointing, also where the script imported `checkpoint` before.
 
     A backward pass goes through all shares, so it is not known which share's activations to recompute. On one device
-    a recomputation writes the function's buffers again, so a function that writes some is refused.
+    a recomputation writes the function's buffers and counters again, so a function that writes some is refused.
     """
 
     @contextmanager
@@ -72,15 +72,14 @@ def _keep_activations(session: Session) -> None:
         session.view.say(
             "activations are kept where the script checkpoints them: a backward pass goes through all shares"
         )
-        before = _buffers(function) if torch.is_grad_enabled() else {}
+        before = _state(function) if torch.is_grad_enabled() else {}
         yield
-        after = _buffers(function)
-        if any(
-            after.get(key, (None, 0))[0] is not buffer or after[key][1] != n for key, (buffer, n) in before.items()
-        ):
+        after = _state(function) if before else {}
+        if any(key not in after or _is_changed(value, after[key]) for key, value in before.items()):
             error = Refused(
-                f"the function that {user_line()} checkpoints writes buffers (BatchNorm's statistics?), which one "
-                "device does again in the backward pass; with --strategy exact do not checkpoint it, or use ddp"
+                f"the function that {user_line()} checkpoints writes buffers or counters of a module (BatchNorm's "
+                "statistics?), which one device does again in the backward pass; with --strategy exact do not "
+                "checkpoint it, or use ddp"
             )
             session.view.raised(error)
             raise error
@@ -101,16 +100,27 @@ def _keep_activations(session: Session) -> None:
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)
 
 
-def _buffers(function: Any) -> dict[tuple[nn.Module, str], tuple[Tensor, int]]:
-    """Return the buffers of modules to which a function refers, each with its number of writes."""
+def _state(function: Any) -> dict[tuple[nn.Module, str], Any]:
+    """Return the buffers, with copies, and the numbers that are attributes, of modules to which a function refers."""
     function = getattr(function, "func", function)  # of functools.partial
     values = [getattr(function, "__self__", function)]
     if isfunction(function):
         variables = getclosurevars(function)
         values += [*variables.nonlocals.values(), *variables.globals.values()]
     modules = {part for value in tree_leaves(values) if isinstance(value, nn.Module) for part in value.modules()}
-    named = [(part, *item) for part in modules for item in part.named_buffers(recurse=False)]
-    return {(part, name): (buffer, version(buffer)) for part, name, buffer in named}
+    state: dict[tuple[nn.Module, str], Any] = {}
+    for part in modules:
+        for name, buffer in part.named_buffers(recurse=False):
+            state[part, name] = buffer, version(buffer), buffer.detach().clone()  # `data` writes without counting
+        state |= {(part, name): value for name, value in vars(part).items() if isinstance(value, (int, float))}
+    return state
+
+
+def _is_changed(before: Any, after: Any) -> bool:
+    if not isinstance(before, tuple) or not isinstance(after, tuple):
+        return bool(before != after)
+    same = before[0] is after[0] and before[1] == after[1]
+    return not same or not torch.equal(before[2].nan_to_num(), after[2].nan_to_num())
 
 
 class DataParallel(nn.DataParallel):  # type: ignore[type-arg]

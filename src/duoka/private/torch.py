@@ -307,6 +307,13 @@ def set_hooks(tensor: Tensor, hooks: dict[int, Callable[[Tensor], Any]] | None) 
     tensor._backward_hooks = hooks
 
 
+def move_hook_first(tensor: Tensor, key: int) -> None:
+    """Let one of the hooks that receive the gradient of a tensor be called before the others. Public: none."""
+    hooks = tensor._backward_hooks
+    others = {name: hooks.pop(name) for name in list(hooks) if name != key}
+    hooks.update(others)  # torch reads the plain dict: `OrderedDict.move_to_end` would change nothing for it
+
+
 def gradient_is_accumulated(leaf: Tensor) -> bool:
     """Return whether the backward pass that is running adds the gradient of a leaf to its `.grad`. Public: none."""
     try:

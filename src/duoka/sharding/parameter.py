@@ -342,11 +342,12 @@ def saving_positions(blocks: Blocks, used: dict[int, tuple[Block, int]]) -> Abst
 
 
 class _SavedParameter:
-    __slots__ = ("_block", "_dtype", "_index", "_layout", "_shard")
+    __slots__ = ("_block", "_dtype", "_index", "_layout", "_saved_version", "_shard")
 
     def __init__(self, block: Block, index: int, tensor: Tensor) -> None:
         self._block, self._index, self._dtype = block, index, tensor.dtype
         self._layout, self._shard = (tensor.size(), tensor.stride(), tensor.storage_offset()), block.shards[index]
+        self._saved_version = version_of(self._shard._rows)
 
     def tensor(self) -> Tensor:
         if self._block.shards[self._index] is not self._shard:
@@ -354,6 +355,7 @@ class _SavedParameter:
                 f"the backward pass at {user_line()} needs a sharded parameter of shape "
                 f"{tuple(self._shard.shape)} as it was before the script set its `data`; set it after the pass"
             )
+        _check_version(self._shard._rows, self._saved_version)
         with torch.no_grad():
             return self._block.operands([(self._index, self._dtype)])[0].as_strided(*self._layout)
 
@@ -365,14 +367,17 @@ class _SavedTensor:
         self._tensor, self._saved_version = tensor, version_of(tensor)
 
     def tensor(self) -> Tensor:
-        version = version_of(self._tensor)
-        if version != self._saved_version:  # torch does not check tensors with hooks
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"tensor of shape {tuple(self._tensor.shape)} is at version {version}; expected version "
-                f"{self._saved_version} instead."
-            )
+        _check_version(self._tensor, self._saved_version)
         return self._tensor
+
+
+def _check_version(tensor: Tensor, saved: int) -> None:
+    """Raise torch's error if a saved tensor was written to: torch does not check tensors with hooks."""
+    if version_of(tensor) != saved:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
+            f"of shape {tuple(tensor.shape)} is at version {version_of(tensor)}; expected version {saved} instead."
+        )
 
 
 class _SavedElsewhere:

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, Refused
-from duoka.private.torch import WithoutTorchFunctions, backward_of
+from duoka.private.torch import WithoutTorchFunctions, backward_of, move_hook_first
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies
 from duoka.view.generators import RankStream
@@ -262,7 +262,8 @@ class View:
             self.shares.recorder.abandon()
         size = self.ranks.world_size
         with unnumbered():
-            self._divided[rows] = register_hook(rows, lambda grad: None if grad is None else grad / size)
+            self._divided[rows] = handle = register_hook(rows, lambda grad: None if grad is None else grad / size)
+        move_hook_first(rows, handle.id)  # the script's, of a parameter that was frozen, get the divided gradient
 
     def all_sum(self, part: Tensor) -> Tensor:
         """All-reduce (sum) every rank's `part`, with gradients."""
