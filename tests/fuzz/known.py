@@ -871,7 +871,7 @@ SHARDED = {
         "(6, 3)",
         "optimizer.zero_grad(); loss = net(x).square().mean(); loss.backward(retain_graph=True)",
         "optimizer.step(); loss.backward()",
-        "print([weight.grad for weight in net.parameters()])",
+        "print(loss.item())",
         header=(
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",

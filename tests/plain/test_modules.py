@@ -273,7 +273,8 @@ class Counting(nn.Module):
         if self.how == "data":
             self.total.data.add_(1)
         return x.exp() * (1 + self.calls + self.total)"""
-    header = ("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.BatchNorm1d(3)", counting)
+    norm = "torch.manual_seed(0); net = nn.BatchNorm1d(3)"
+    header = ("from torch.utils.checkpoint import checkpoint", norm, counting)
     loss = "print(checkpoint(lambda h: net(h).square().sum(), x, use_reentrant=False).item())"
     ranks = Ranks(2, "exact")
     try:

@@ -258,6 +258,20 @@ def test_a_gradient_of_which_a_pass_has_added_an_unknown_part_is_refused() -> No
     on_two(work)
 
 
+def test_a_frozen_parameter_that_would_need_a_gradient_is_refused() -> None:
+    def work(ranks: ProcessCollectives) -> None:
+        model, average = net(), net().requires_grad_(False)
+        sharded(ranks, model).shard(average)
+        weight, mean = model[0][0].weight, average[0][0].weight
+        with pytest.raises(Refused, match="no_grad"):
+            mean.lerp_(weight, 0.1)
+        with torch.no_grad():
+            mean.lerp_(weight, 0.1)
+        mean.lerp_(weight.detach(), 0.1)
+
+    on_two(work)
+
+
 def test_a_pass_that_needs_the_data_before_it_was_set_is_refused() -> None:
     def work(ranks: ProcessCollectives) -> str:
         model = net()

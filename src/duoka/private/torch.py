@@ -309,7 +309,7 @@ def set_hooks(tensor: Tensor, hooks: dict[int, Callable[[Tensor], Any]] | None) 
 
 def move_hook_first(tensor: Tensor, key: int) -> None:
     """Let one of the hooks that receive the gradient of a tensor be called before the others. Public: none."""
-    hooks = tensor._backward_hooks
+    hooks: dict[int, Any] = tensor._backward_hooks  # type: ignore[assignment]
     others = {name: hooks.pop(name) for name in list(hooks) if name != key}
     hooks.update(others)  # torch reads the plain dict: `OrderedDict.move_to_end` would change nothing for it
 

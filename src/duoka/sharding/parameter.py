@@ -31,6 +31,7 @@ from duoka.private.torch import (
     outer_saved_tensors_hooks,
     swap_contents,
     transform_level,
+    tree_leaves,
     tree_map_only,
     version_of,
 )
@@ -212,9 +213,14 @@ def _works_on_shards(func: Function, args: Args, kwargs: Kwargs, parameters: lis
     first = args[:1] if args else [*kwargs.values()][:1]
     written = [batch for batch in batches_in(first) if isinstance(batch, Sharded)] if writes else []
     if written:
-        asks = any(batch._rows.requires_grad for batch in written)
-        if asks and torch.is_grad_enabled() and func not in _INITIALISING:
-            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+        if torch.is_grad_enabled() and func not in _INITIALISING:
+            if any(batch._rows.requires_grad for batch in written):
+                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))):
+                raise Refused(
+                    f"{user_line()} writes into a frozen, sharded parameter what needs a gradient, so it would need "
+                    "one, too; write under torch.no_grad()"
+                )
         return True
     if torch.is_grad_enabled() and any(parameter._rows.requires_grad for parameter in parameters):
         return False
@@ -375,8 +381,9 @@ def _check_version(tensor: Tensor, saved: int) -> None:
     """Raise torch's error if a saved tensor was written to: torch does not check tensors with hooks."""
     if version_of(tensor) != saved:
         raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
-            f"of shape {tuple(tensor.shape)} is at version {version_of(tensor)}; expected version {saved} instead."
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+            f"tensor of shape {tuple(tensor.shape)} is at version {version_of(tensor)}; expected version {saved} "
+            "instead."
         )
 
 
