@@ -636,6 +636,13 @@ OTHERS = {
             "net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4))",
         ),
     ),
+    "a second gradient of a norm of rows that are zero on a rank": on(
+        "(6, 4)",
+        "z = x.requires_grad_(); keep = z.detach().sum(1, keepdim=True) > -20",
+        "grads = [torch.autograd.grad((z * keep).norm(), z, create_graph=True)[0] for _ in range(2)]",
+        "grads += torch.autograd.grad(torch.linalg.vector_norm(z.double() * keep, dim=(0, 1)), z, create_graph=True)",
+        "for grad in grads: print(grad.tolist(), torch.autograd.grad((grad ** 3).sum(), z)[0].tolist())",
+    ),
     "groups of a single entry": on(
         "(4, 2)", "print(F.group_norm(x[:3], 2).tolist())", "print(F.group_norm(x[:1], 2).tolist())"
     ),

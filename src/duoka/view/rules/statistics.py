@@ -61,8 +61,14 @@ def whole_norms(
     """
     if not _is_exchanged(batches, order):
         return None
-    parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
-    totals = _exchange(parts, order, batches[0]._spec.view)
+    view = batches[0]._spec.view
+    if order == 2 and torch.is_grad_enabled() and any(batch._rows.requires_grad for batch in batches):
+        # Not the norm of norms: the second gradient of a norm of rows that are all zero is NaN.
+        squares = [_sum_of_squares(batch._local, dtype, dims, keepdim) for batch in batches]
+        totals = [_root(total) for total in _unpacked(view.all_sum(_packed(squares)), squares)]
+    else:
+        parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
+        totals = _exchange(parts, order, view)
     return [norm.to(dtype or batch.dtype.to_real()) for norm, batch in zip(totals, batches, strict=True)]
 
 
@@ -75,9 +81,16 @@ def _is_exchanged(batches: Sequence[BatchTensor], order: Any) -> bool:
 
 def _exchange(parts: Sequence[Tensor], order: float, view: View) -> list[Tensor]:
     """Return the norms of whole tensors, for those of this rank's rows."""
-    gathered = _of_ranks(torch.cat([norm.flatten() for norm in parts]), view)
-    totals = torch.linalg.vector_norm(gathered, order, dim=0).split([norm.numel() for norm in parts])
-    return [norm.view_as(like) for norm, like in zip(totals, parts, strict=True)]
+    return _unpacked(torch.linalg.vector_norm(_of_ranks(_packed(parts), view), order, dim=0), parts)
+
+
+def _packed(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return what was packed, in the shapes of `like`."""
+    return [part.view_as(of) for part, of in zip(packed.split([of.numel() for of in like]), like, strict=True)]
 
 
 def _part_of_norm(
@@ -96,6 +109,14 @@ def _part_of_norm(
         return torch.sum(rows.abs(), every, keepdim, dtype=dtype)
     norm: Tensor = torch.linalg.vector_norm(rows, order, dims, keepdim, dtype=dtype)
     return norm
+
+
+def _sum_of_squares(rows: Tensor, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool) -> Tensor:
+    if dtype is None and rows.dtype in _IN_16_BITS:
+        dtype = torch.float32
+    rows = rows.to(dtype)
+    squares = (rows * rows.conj()).real if rows.is_complex() else rows.square()
+    return squares.sum(list(range(rows.dim())) if dims is None else dims, keepdim)
 
 
 SPREADS = ("var", "std", "var_mean", "std_mean")
