@@ -643,6 +643,19 @@ OTHERS = {
         "grads += torch.autograd.grad(torch.linalg.vector_norm(z.double() * keep, dim=(0, 1)), z, create_graph=True)",
         "for grad in grads: print(grad.tolist(), torch.autograd.grad((grad ** 3).sum(), z)[0].tolist())",
     ),
+    "strides of gradients of few rows": on(
+        "(4, 3)",
+        "t = x.t().contiguous().t().requires_grad_(); h = t * 1",
+        "h.register_hook(lambda g: print(g.stride(), g.is_contiguous()))",
+        "grads = torch.autograd.grad((h * h).sum(), (t, h))",
+        "print([(g.stride(), g.is_contiguous(), (g + 1).stride()) for g in grads])",
+    ),
+    "strides that kernels without values do not give": on(
+        "(4, 3)", "t = x.t().contiguous().t()", "print((t // 2).stride(), t.div(2, rounding_mode='floor').stride())"
+    ),
+    "a complex view of a single row": on(
+        "(4, 2)", "print(torch.view_as_complex(x).tolist())", "print(torch.view_as_complex(x.t().contiguous().t()))"
+    ),
     "groups of a single entry": on(
         "(4, 2)", "print(F.group_norm(x[:3], 2).tolist())", "print(F.group_norm(x[:1], 2).tolist())"
     ),

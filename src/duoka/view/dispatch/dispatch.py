@@ -300,8 +300,8 @@ def _conforming(rule: Rule, call: DescribedCall, recorder: Any) -> Any:
     def outcome() -> Outcome:
         known = outcomes[key] if key is not None else None
         if known is None:
-            known = outcome_of(func, args, kwargs)
-            if key is not None:
+            known = outcome_of(func, args, kwargs, call.traits.draws)
+            if key is not None and known.lasts:
                 outcomes.keep(key, known)
         return known
 

@@ -62,7 +62,7 @@ def local_property(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def layout(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Query a tensor without values that is laid out as the global batch."""
-    return func(args[0]._meta.without_values(), *args[1:], **kwargs)
+    return func(args[0]._meta.of_zeros(), *args[1:], **kwargs)
 
 
 def storage_offset(func: Function, args: Args, kwargs: Kwargs) -> int:

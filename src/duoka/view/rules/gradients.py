@@ -21,7 +21,9 @@ from duoka.errors import Refused
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, gather_all, join, set_rows
+from duoka.view.shares.strides import contiguous_strides, is_dense
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, gather_all, join, laid_out, set_rows
+from duoka.view.tensor.spec import Meta
 from duoka.view.view import View
 
 # Arguments of torch.autograd.backward and torch.autograd.grad, in order.
@@ -55,10 +57,23 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
         grads = [grad / view.ranks.world_size for grad in grads]
     elif batch._gradient is not None and batch._gradient[0] is grads[0]:
         return batch._gradient[1]
-    gradient = join([BatchTensor(grad, share._spec) for grad, share in zip(grads, shares, strict=True)])
+    gradient = join([gradient_of(share._meta, grad) for grad, share in zip(grads, shares, strict=True)])
     if is_leaf and not view.of_parameters:  # which scripts copy and pickle
         batch._gradient = grads[0], gradient
     return gradient
+
+
+def gradient_of(meta: Meta, rows: Tensor) -> BatchTensor:
+    """Make the batch of a gradient from its rows. meta: of the batch whose gradient it is.
+
+    A single row does not show how the whole gradient lies in memory. Where a rank has no more, it lies as the batch.
+    """
+    spec, strides = meta.spec, meta.strides
+    if spec.determines_strides:
+        return BatchTensor(rows, spec)
+    if not is_dense(meta.shape, strides):
+        strides = contiguous_strides(meta.shape)
+    return BatchTensor(laid_out(rows, spec.local_strides(strides)), spec, strides)
 
 
 def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
@@ -228,8 +243,8 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
     def share(part: Tensor | None, batch: BatchTensor) -> BatchTensor:
         rows = batch._local
         if part is None:
-            return BatchTensor(torch.zeros_like(rows), batch._spec)
-        return BatchTensor(part if rows.is_leaf else part / shares.world_size, batch._spec)  # divided on arrival
+            return gradient_of(batch._meta, torch.zeros_like(rows))
+        return gradient_of(batch._meta, part if rows.is_leaf else part / shares.world_size)  # divided on arrival
 
     return join([share(part, batch) for part, batch in zip(received, of._shares, strict=True)])
 
@@ -264,7 +279,7 @@ class JointGradient:
 
     def __init__(self, batch: BatchTensor) -> None:
         self._hooks: OrderedDict[int, Callable[[Tensor], Any]] = OrderedDict()
-        self._specs = [share._spec for share in batch._shares]
+        self._metas = [share._meta for share in batch._shares]
         self._scale = batch._spec.view.ranks.world_size
         self.sent: tuple[Tensor, ...] = ()  # to the rows as they were before
         rows = [share._local for share in batch._shares]
@@ -288,7 +303,7 @@ class JointGradient:
     def call(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call the hooks in turn, and return the gradients of the shares' rows."""
         gradient = join(
-            [BatchTensor(grad / self._scale, spec) for grad, spec in zip(grads, self._specs, strict=True)]
+            [gradient_of(meta, grad / self._scale) for grad, meta in zip(grads, self._metas, strict=True)]
         )
         changed = call_hooks(self._hooks, gradient)
         self.sent = tuple(rows * self._scale for rows in _rows_of(changed, gradient))
@@ -320,7 +335,7 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
     def rows_hook(grad: Tensor | None) -> Tensor | None:
         if grad is None:
             return None
-        out = hook(BatchTensor(grad / scale, batch._spec))
+        out = hook(gradient_of(batch._meta, grad / scale))
         return None if out is None else _rows_of(out, batch)[0] * scale
 
     return rows_hook

@@ -58,7 +58,7 @@ def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None
     meta = first._meta
     if func in _FILLING:  # a view with gaps: its rows have the same
         return memory_order(meta.strides) if is_dense(meta.shape, meta.strides) else None
-    return memory_order(torch.empty_like(meta.without_values()).stride())
+    return memory_order(torch.empty_like(meta.of_zeros()).stride())
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from duoka.errors import Refused
 from duoka.system.user_code import user_line
-from duoka.view.rules.apart import Mixed, apart, dims_from, last
+from duoka.view.rules.apart import Mixed, apart, dims_from, last, these
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import NotByRows, argument, functions, getters, ndim_of, shape_of, sizes_of
 from duoka.view.shares.strides import covers
@@ -257,6 +257,8 @@ RULES: dict[Function, Rule] = {
     ),
     **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), apart(_padded)),
     **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch)), apart(_diagonals((0, 1)))),
+    torch.view_as_complex: apart(last(1)),
+    torch.view_as_real: apart(these()),
     torch.linalg.diagonal: apart(_diagonals((-2, -1))),
     **dict.fromkeys(functions("diag_embed", (Tensor, torch)), of_a_batch(diag_embed)),
     **dict.fromkeys(functions("atleast_1d atleast_2d atleast_3d", (torch,)), at_least),

@@ -1,7 +1,8 @@
 """What a torch function returns on one device: which results are arguments or views of these, and their strides.
 
-torch's kernels for the device "meta" decide it: the call is repeated with whole tensors without values. The results
-of a rule are then made to be the same: a copy where one device copies, a view where it views.
+torch's kernels decide it, in nearly all cases those for the device "meta": the call is repeated with whole tensors
+without values. The results of a rule are then made to be the same: a copy where one device copies, a view where it
+views.
 
 Why: docs/decisions/0130-strides.md
 """
@@ -9,7 +10,7 @@ Why: docs/decisions/0130-strides.md
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, tree_map_only
-from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, same_layout
-from duoka.view.tensor.batch import Args, BatchTensor, Kwargs
-from duoka.view.tensor.spec import Spec
+from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, same_layout, without_repetitions
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
+from duoka.view.tensor.spec import Spec, zeros
 from duoka.view.transforms import without_modes
 from duoka.view.view import View
 
@@ -48,28 +49,45 @@ class Outcome:
 
     results: tuple[Result, ...] | None = None  # each tensor, in order; None if that is not known
     raises: bool = False  # True if the call raises an error there
+    lasts: bool = True  # False if the next call of this kind may return other shapes, as `x[:, mask]`
 
 
 UNKNOWN, RAISES = Outcome(), Outcome(raises=True)
 
 
-def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
-    """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device."""
+def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs, draws: bool = False) -> Outcome:
+    """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device.
+
+    Where the rows of a CPU do not tell the strides, as a rank has a single row, kernels of the CPU are asked, with
+    batches of zeros: those for "meta" lay some results out otherwise (`x // 2` of a transposed x).
+
+    draws: the function draws random numbers, so it is not called with zeros.
+    """
+    outcome = _outcome_on("meta", func, args, kwargs)
+    asked = [batch for batch in batches_in((args, kwargs)) if not batch._spec.determines_strides]
+    if asked and not draws and all(batch.device.type == "cpu" for batch in asked):
+        on_cpu = _outcome_on("cpu", func, args, kwargs)
+        if on_cpu.results is not None:  # else it raises an error because of the zeros
+            return replace(on_cpu, lasts=outcome != UNKNOWN)
+    return outcome
+
+
+def _outcome_on(device: str, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     wholes: dict[int, Tensor] = {}
     batches: list[Tensor] = []
 
-    def without_values(leaf: Tensor) -> Tensor:
+    def whole(leaf: Tensor) -> Tensor:
         if func is Tensor.__getitem__ and not isinstance(leaf, BatchTensor) and leaf.dim() == 0:
             return torch.zeros((), dtype=leaf.dtype, device="cpu")  # x[i] is a view of x, wherever it begins
         if id(leaf) not in wholes:
-            wholes[id(leaf)] = _without_values(leaf, func in _CONTIGUOUS)
+            wholes[id(leaf)] = _whole_like(leaf, device, func in _CONTIGUOUS)
             if isinstance(leaf, BatchTensor):
                 batches.append(wholes[id(leaf)])
         return wholes[id(leaf)]
 
     try:
         with WithoutTorchFunctions(), torch.no_grad(), without_modes():
-            args, kwargs = tree_map_only(Tensor, without_values, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, whole, (args, kwargs))
             before = [full.shape for full in batches]
             out = func(*args, **{name: value for name, value in kwargs.items() if name not in _WITHOUT})
             query = (args[0] if args else kwargs["query"]) if func is _ATTENTION else None
@@ -94,13 +112,19 @@ def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
     return Result(tensor.shape, tensor.stride())
 
 
-def _without_values(leaf: Tensor, contiguous: bool = False) -> Tensor:
-    """Return a tensor for "meta" in place of another. contiguous: make a batch so, unless it has channels last."""
+def _whole_like(leaf: Tensor, device: str = "meta", contiguous: bool = False) -> Tensor:
+    """Return a tensor in place of another: of a batch one of zeros, else a copy; on "meta" they have no values.
+
+    contiguous: make a batch so, unless it has channels last.
+    """
     if isinstance(leaf, BatchTensor):
-        full, last = leaf._meta.without_values(), _CHANNELS_LAST.get(len(leaf._meta.shape))
+        full, last = leaf._meta.of_zeros(device), _CHANNELS_LAST.get(len(leaf._meta.shape))
         has_channels_last = last is not None and full.is_contiguous(memory_format=last)
         return full.contiguous() if contiguous and not has_channels_last else full
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+    like = zeros(leaf.shape, leaf.stride(), leaf.dtype, device)
+    if device != "meta":
+        without_repetitions(like, like.stride()).copy_(without_repetitions(leaf, like.stride()))
+    return like
 
 
 def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outcome], views: bool) -> Any:
@@ -147,7 +171,10 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
     rows, spec = out._rows, out._spec
     if result is None or result.shape != out.shape:  # as it is, but never the same rows in two batches
         same = [batch for batch in batches if batch._rows is rows]
-        return same[0] if same else out
+        if same or spec.determines_strides:
+            return same[0] if same else out
+        strides = contiguous_strides(out.shape)  # a single row would let each rank guess
+        return BatchTensor(laid_out(rows, spec.local_strides(strides)), spec, strides)
     argument = None if result.argument is None else batches[result.argument]
     if argument is None or argument._rows.device != rows.device:  # a move to another device copies
         strides = _channels_last(rows, spec, result)
@@ -207,7 +234,7 @@ class BackwardName:
 
     def __init__(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
         with WithoutTorchFunctions():  # a recorder need not know
-            self._call = func, *tree_map_only(Tensor, _without_values, (args, kwargs))
+            self._call = func, *tree_map_only(Tensor, _whole_like, (args, kwargs))
 
     def of(self, out: Tensor) -> str:
         """Return it. out: the result of such a call here."""

@@ -149,9 +149,15 @@ class Meta:
             metas.keep(key, known)
         return known
 
-    def without_values(self) -> Tensor:
-        """Return a tensor on the device "meta" with the properties of the global batch."""
-        tensor = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+    def of_zeros(self, device: str = "meta") -> Tensor:
+        """Return a tensor of zeros, or without values on "meta", with the properties of the global batch."""
+        tensor = zeros(self.shape, self.strides, self.dtype, device)
         conjugate, negative = self.bits
         tensor = tensor.conj() if conjugate else tensor
         return negative_of(tensor) if negative else tensor
+
+
+def zeros(shape: Sequence[int], strides: Strides, dtype: torch.dtype, device: str) -> Tensor:
+    """Return a tensor of zeros with these strides; on "meta" it has no values."""
+    extent = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.zeros(extent, dtype=dtype, device=device).as_strided(shape, strides)
