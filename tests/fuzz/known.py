@@ -643,6 +643,16 @@ OTHERS = {
         "grads += torch.autograd.grad(torch.linalg.vector_norm(z.double() * keep, dim=(0, 1)), z, create_graph=True)",
         "for grad in grads: print(grad.tolist(), torch.autograd.grad((grad ** 3).sum(), z)[0].tolist())",
     ),
+    "a write to what a function computed whole has saved": on(
+        "(4, 3)",
+        "h = x.requires_grad_() * 2; y = h.cumprod(0) @ w; h.mul_(2)",
+        "try: print(torch.autograd.grad(y.sum(), x)[0].tolist())\nexcept RuntimeError: print('raises')",
+        "z = x.detach() * 1; y = torch.vander(z[:, 0], 3) @ w; z.mul_(2)",
+        "y.sum().backward(); print(w.grad.tolist())",
+        "h = x * 2; y = h.cumprod(0); z.mul_(2); k = h * 3; k.mul_(2)",
+        "print(torch.autograd.grad(y.sum(), x)[0].tolist())",
+        header=("w = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], requires_grad=True)",),
+    ),
     "strides of gradients of few rows": on(
         "(4, 3)",
         "t = x.t().contiguous().t().requires_grad_(); h = t * 1",

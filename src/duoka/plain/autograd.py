@@ -77,6 +77,7 @@ def _write_back_copies(view: View) -> None:
     for share in view.siblings:
         if share.aliased.copies:
             share.aliased.write_back()
+        share.aliased.count_writes()
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.utils.weak import TensorWeakRef
 
 from duoka.errors import Refused
 from duoka.private.torch import (
@@ -31,6 +33,7 @@ from duoka.private.torch import (
     count_references,
     is_mapped_over,
     is_transformed,
+    is_view,
     memory_of,
     tree_leaves,
     uncounted,
@@ -38,12 +41,12 @@ from duoka.private.torch import (
 )
 from duoka.system.user_code import user_line
 from duoka.view.shares.strides import Strides, covers, global_distance, without_repetitions
-from duoka.view.transforms import without_modes
+from duoka.view.transforms import records_gradients, without_modes
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
 
-_GATHERED_AT_MOST = 16  # copies noted
+_GATHERED_AT_MOST = 64  # copies noted
 
 
 @dataclass(slots=True, eq=False)
@@ -187,6 +190,9 @@ class _Gathered:
     strides: Strides
     spec: Spec
     device: torch.device
+    requires_grad: bool
+    rows: TensorWeakRef  # and the copy: the tensors that count writes
+    full: TensorWeakRef
     version: int  # of the rows, when they were gathered
 
     def copy(self, rows: Tensor) -> AliasedCopy:
@@ -277,10 +283,24 @@ class AliasedCopies:
 
     def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, full: Tensor) -> None:
         """Note a gathered copy that autograd may save."""
-        if full.requires_grad:
+        if full.requires_grad or (records_gradients() and not full.is_inference()):
             form = int(rows.storage_offset()), rows.shape, rows.stride()
-            memories, number = (WeakMemory(rows), WeakMemory(full)), self.version(rows)
-            self.gathered.append(_Gathered(*memories, form, full.shape, strides, spec, full.device, number))
+            of_copy = full.shape, strides, spec, full.device, full.requires_grad
+            counters = [TensorWeakRef(tensor._base if is_view(tensor) else tensor) for tensor in (rows, full)]
+            self.gathered.append(
+                _Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, *counters, self.version(rows))
+            )
+
+    def count_writes(self) -> None:
+        """Count a write to each gathered copy of rows that were written to since; called before a backward pass.
+
+        If autograd has saved the copy, torch raises the error that it raises on one device.
+        """
+        for gathered in self.gathered:
+            rows, full = gathered.rows(), gathered.full()
+            if rows is not None and full is not None and self.version(rows) != gathered.version:
+                increment_version(full)
+                gathered.version = self.version(rows)
 
     def add_saved(self, rows: Tensor) -> None:
         """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
@@ -289,6 +309,8 @@ class AliasedCopies:
         """
         memory = memory_of(rows)
         for gathered in [gathered for gathered in self.gathered if gathered.rows_memory.number == memory]:
+            if not gathered.requires_grad:
+                continue
             self.gathered.remove(gathered)
             if gathered.version != self.version(rows):
                 continue  # its values are older than the rows'
