@@ -262,6 +262,11 @@ def _references_to_own_storage(tensor: Tensor) -> int:
 _OF_OWN_STORAGE = _references_to_own_storage(torch.empty(0))
 
 
+def base_of(tensor: Tensor) -> Tensor:
+    """Return the tensor of which a tensor is a view for autograd; of any other itself. Public: none."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def is_view(tensor: Tensor) -> bool:
     """Return whether a tensor is a view of another, for autograd. Public: none."""
     return tensor._is_view()

@@ -30,10 +30,10 @@ from torch.utils.weak import TensorWeakRef
 from duoka.errors import Refused
 from duoka.private.torch import (
     WeakMemory,
+    base_of,
     count_references,
     is_mapped_over,
     is_transformed,
-    is_view,
     memory_of,
     tree_leaves,
     uncounted,
@@ -191,8 +191,7 @@ class _Gathered:
     spec: Spec
     device: torch.device
     requires_grad: bool
-    rows: TensorWeakRef  # and the copy: the tensors that count writes
-    full: TensorWeakRef
+    bases: tuple[TensorWeakRef, TensorWeakRef]  # of rows and copy: the tensors that count writes
     version: int  # of the rows, when they were gathered
 
     def copy(self, rows: Tensor) -> AliasedCopy:
@@ -286,10 +285,9 @@ class AliasedCopies:
         if full.requires_grad or (records_gradients() and not full.is_inference()):
             form = int(rows.storage_offset()), rows.shape, rows.stride()
             of_copy = full.shape, strides, spec, full.device, full.requires_grad
-            counters = [TensorWeakRef(tensor._base if is_view(tensor) else tensor) for tensor in (rows, full)]
-            self.gathered.append(
-                _Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, *counters, self.version(rows))
-            )
+            bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(full))
+            number = self.version(rows)
+            self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, bases, number))
 
     def count_writes(self) -> None:
         """Count a write to each gathered copy of rows that were written to since; called before a backward pass.
@@ -297,7 +295,7 @@ class AliasedCopies:
         If autograd has saved the copy, torch raises the error that it raises on one device.
         """
         for gathered in self.gathered:
-            rows, full = gathered.rows(), gathered.full()
+            rows, full = (base() for base in gathered.bases)
             if rows is not None and full is not None and self.version(rows) != gathered.version:
                 increment_version(full)
                 gathered.version = self.version(rows)
