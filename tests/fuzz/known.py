@@ -619,6 +619,21 @@ OTHERS = {
             "w.grad = memory.view(4, 2); w.register_hook(lambda gradient: gradient * 2)",
         ),
     ),
+    "a checkpoint of rows that a module keeps": on(
+        "(6, 3)",
+        "h = data[step * 6 : step * 6 + 6]; loss = checkpoint(net, h, use_reentrant=False).square().mean()",
+        "net.zero_grad(); loss.backward(); print(loss.item(), net.weight.grad, net.kept)",
+        header=(
+            "from torch.utils.checkpoint import checkpoint; torch.manual_seed(0)",
+            "class Keeping(nn.Linear):\n"
+            "    kept = torch.ones(8, 3)\n"
+            "    def forward(self, x):\n"
+            "        out = super().forward(x) + (x @ self.kept.t()).softmax(1) @ self.kept\n"
+            "        self.kept[: len(x)] = x.detach()\n"
+            "        return out",
+            "net = Keeping(3, 3)",
+        ),
+    ),
     "a checkpoint of inputs without gradients": on(
         "(6, 3)",
         "checkpoint(net, x, use_reentrant=True).sum().backward() if step % 2 else net(x).sum().backward()",
@@ -906,5 +921,11 @@ SHARDED = {
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
         ),
+    ),
+    "a weight of another layout that is initialised again": on(
+        "(6, 8)",
+        "net(x).sum().backward(); net.weight.data = net.weight.data.t().contiguous().t()",
+        "nn.init.normal_(net.weight); print(net.weight, torch.rand(1))",
+        header=("torch.manual_seed(0); net = nn.Linear(8, 3)",),
     ),
 }

@@ -60,7 +60,7 @@ class Sharded(BatchTensor):
         """
         parameter: Sharded = make_wrapper(cls, leaf._meta.shape, dtype=leaf.dtype, device=leaf.device)
         parameter._rows, parameter._meta = leaf._rows, leaf._meta
-        parameter._shard = BatchTensor(leaf._rows.detach(), leaf._meta.spec)
+        parameter._shard = BatchTensor(leaf._rows.detach(), leaf._meta.spec, leaf._meta.strides)
         return parameter
 
     def __hash__(self) -> int:
@@ -74,7 +74,7 @@ class Sharded(BatchTensor):
         if id(self) not in memo:
             self._block.write_back()
             rows = self._local.detach().clone().requires_grad_(self._rows.requires_grad)  # nn.Parameter: no gradient
-            memo[id(self)] = copy = Sharded(BatchTensor(rows, self._meta.spec))
+            memo[id(self)] = copy = Sharded(BatchTensor(rows, self._meta.spec, self._meta.strides))
             Block(self._block.blocks, [copy])
         copied: Sharded = memo[id(self)]
         return copied
@@ -146,9 +146,9 @@ class Sharded(BatchTensor):
                 f"{user_line()} sets the data of a sharded parameter to a tensor of shape {tuple(value.shape)}, "
                 "which is too small to be sharded; do it before the first call of the model"
             )
-        spec = Spec(view, view.partition(value.shape[dim]), dim)
+        spec, strides = Spec(view, view.partition(value.shape[dim]), dim), None
         if isinstance(value, BatchTensor) and replace(value._spec, view=view) == spec:
-            rows = value._local.detach()
+            rows, strides = value._local.detach(), value._meta.strides  # which those of a single row may not tell
         else:
             values = (value.full_tensor() if isinstance(value, BatchTensor) else value).detach()
             rows = view.replicate(spec.partition.local_rows(values, dim)).clone(memory_format=torch.contiguous_format)
@@ -158,7 +158,7 @@ class Sharded(BatchTensor):
             self._rows.data = rows
         else:  # one is on the meta device, or on a vendor's that torch gets from an extension
             self._rows = rows.requires_grad_(self._rows.requires_grad)
-        leaf = BatchTensor(self._rows, spec)
+        leaf = BatchTensor(self._rows, spec, strides)
         _replace_contents(self, leaf)
         self._block.replace(self._index, leaf)
 

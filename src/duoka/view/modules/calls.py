@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from duoka.private.torch import has_node_hooks, is_compiled_call, tree_map_only, uncounted
+from duoka.private.torch import (
+    has_node_hooks,
+    is_compiled_call,
+    outer_saved_tensors_hooks,
+    tree_map_only,
+    uncounted,
+)
 from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch import native
 from duoka.view.dispatch.failing import note_range
@@ -263,7 +269,7 @@ class ModuleCalls:
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, n)}
         before = self.view.whole_operations.total()
         out = self._with_batches(original, module, args, kwargs, {**dims, id(plain_batch.leaf): plain_batch.dim})
-        if not search.decided:
+        if not (search.decided or outer_saved_tensors_hooks()):  # a checkpointed call is repeated with the same split
             cost = self.view.whole_operations.total() - before
             search.costs[plain_batch.dim] = cost if cost == 0 or batches_in(out) else 2 * cost
             _decide(search, plain_batch.leaf, self.view, out)
