@@ -6,6 +6,7 @@ Variances are combined as in BatchNorm: a sum of squares would lose the digits o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -85,12 +86,15 @@ def _exchange(parts: Sequence[Tensor], order: float, view: View) -> list[Tensor]
 
 
 def _packed(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.flatten() for part in parts])
+    return parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
 
 
 def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return what was packed, in the shapes of `like`."""
-    return [part.view_as(of) for part, of in zip(packed.split([of.numel() for of in like]), like, strict=True)]
+    if len(like) == 1:
+        return [packed]
+    ends = accumulate(of.numel() for of in like)  # slices: `norm.clamp_(1e-6)` is refused for results of `split`
+    return [packed[end - of.numel() : end].view_as(of) for end, of in zip(ends, like, strict=True)]
 
 
 def _part_of_norm(

@@ -165,7 +165,8 @@ class ExactShares(LocalShares):
         sums = [
             add_up([leaves.pop(0) for _ in range(1 << height)]) for height, _ in self._tree.nodes[self.processes.rank]
         ]
-        return start_sum(self.processes, self._tree, sums[0][None] if len(sums) == 1 else torch.stack(sums))()
+        total = start_sum(self.processes, self._tree, sums[0][None] if len(sums) == 1 else torch.stack(sums))()
+        return total.clone()  # a part of what was gathered: autograd refuses `total += loss` for such a view
 
 
 class _ShareTask:
