@@ -704,6 +704,29 @@ OTHERS = {
         "plain = torch.zeros(len(x), 3, dtype=torch.complex64); plain.imag = x; plain.real = 2; x.real = x * 2",
         "print(z.tolist(), plain.tolist())",
     ),
+    "a sum written in place": on(
+        "(6, 4)",
+        "total = x.sum(); print(total._is_view()); total += w.norm()",
+        "columns = x.mean(0); columns.mul_(w)",
+        "w.grad = None; (total + columns.sum()).backward(); print(w.grad)",
+        header=("w = nn.Parameter(torch.ones(4))",),
+    ),
+    "a norm written in place": on(
+        "(6, 4)",
+        "y = x * w; y.norm().add_(1); torch.linalg.norm(y).clamp_(0.1)",
+        "largest = y.norm(float('inf'), dim=0); largest *= 2",
+        "lengths = y.norm(dim=0); lengths.detach().mul_(1); w.grad = None; lengths.sum().backward(); print(w.grad)",
+        header=("w = nn.Parameter(torch.ones(4))",),
+    ),
+    "gradients of a batch with a hook": on(
+        "(6, 4)",
+        "y = x * w; y.register_hook(lambda g: g * 2); y.register_hook(lambda g: print(g.shape))",
+        "loss = (y * 2).square().sum(); w.grad = None",
+        "print(torch.autograd.grad(loss, [y], create_graph=True))",
+        "loss.backward(inputs=[y], retain_graph=True); print(y.grad)",
+        "loss.backward(inputs=[y, w]); print(y.grad, w.grad)",
+        header=("w = nn.Parameter(torch.ones(4))",),
+    ),
 }
 
 SHARDED = {

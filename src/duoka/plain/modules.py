@@ -27,6 +27,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.aliased import version
+from duoka.view.generators import random_marks
 from duoka.view.modules.recomputing import on_rows
 from duoka.view.originals import unnumbered
 
@@ -64,29 +65,34 @@ def _keep_activations(session: Session) -> None:
     """Run checkpointed functions without checkpointing, also where the script imported `checkpoint` before.
 
     A backward pass goes through all shares, so it is not known which share's activations to recompute. On one device
-    a recomputation writes the function's buffers and counters again, so a function that writes some is refused.
+    a recomputation writes the function's buffers and counters and, without `preserve_rng_state`, draws random numbers
+    again, so a function that does is refused.
     """
 
     @contextmanager
-    def kept(function: Any) -> Iterator[None]:
+    def kept(function: Any, preserve: bool) -> Iterator[None]:
         session.view.say(
             "activations are kept where the script checkpoints them: a backward pass goes through all shares"
         )
         before = _state(function) if torch.is_grad_enabled() else {}
+        marks = None if preserve or not torch.is_grad_enabled() else random_marks()
         yield
-        after = _state(function) if before else {}
+        after, does = _state(function) if before else {}, ""
         if any(key not in after or _is_changed(value, after[key]) for key, value in before.items()):
+            does = "writes buffers or counters of a module (BatchNorm's statistics?)"
+        elif marks is not None and marks != random_marks():
+            does = "draws random numbers (preserve_rng_state=False)"
+        if does:
             error = Refused(
-                f"the function that {user_line()} checkpoints writes buffers or counters of a module (BatchNorm's "
-                "statistics?), which one device does again in the backward pass; with --strategy exact do not "
-                "checkpoint it, or use ddp"
+                f"the function that {user_line()} checkpoints {does}, which one device does again in the backward "
+                "pass; with --strategy exact do not checkpoint it, or use ddp"
             )
             session.view.raised(error)
             raise error
 
     @session.patches.around(*CHECKPOINT_GENERATOR)
-    def around(original: object, function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        with kept(function):
+    def around(original: object, function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with kept(function, preserve):
             yield
 
     class Kept:
@@ -94,7 +100,7 @@ def _keep_activations(session: Session) -> None:
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
             asks = any(isinstance(value, Tensor) and value.requires_grad for value in args)
             # torch's own has no gradients, of weights neither, if no input asks for one.
-            with kept(function), nullcontext() if asks else torch.no_grad():
+            with kept(function, preserve), nullcontext() if asks else torch.no_grad():
                 return function(*args)
 
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)

@@ -113,7 +113,7 @@ def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(tensor, BatchTensor) and weight is None and tensor.requires_grad:  # else torch raises its error
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if how.get("inputs") is not None:
-        how["inputs"] = _rows_of_each(_listed(how["inputs"]))
+        how["inputs"] = [*map(after_hooks, _rows_of_each(_listed(how["inputs"])))]
     torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), **how)
 
 
@@ -212,7 +212,7 @@ def uses(of: Tensor, view: View) -> list[Tensor]:
     """
     of = getattr(of, "duoka_parameter", of)
     if isinstance(of, BatchTensor):
-        return _rows_of_each([of])
+        return list(map(after_hooks, _rows_of_each([of])))
     aliases = [sibling.alias(of) for sibling in view.siblings] if of.is_leaf else []
     return [of] if not aliases or aliases[0] is of else [*aliases, of]
 
