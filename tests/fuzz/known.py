@@ -715,7 +715,7 @@ OTHERS = {
         "(6, 4)",
         "y = x * w; y.norm().add_(1); torch.linalg.norm(y).clamp_(0.1)",
         "largest = y.norm(float('inf'), dim=0); largest *= 2",
-        "lengths = y.norm(dim=0); lengths.detach().mul_(1); w.grad = None; lengths.sum().backward(); print(w.grad)",
+        "lengths = y.norm(dim=0); w.grad = None; lengths.sum().backward(); print(w.grad)",
         header=("w = nn.Parameter(torch.ones(4))",),
     ),
     "gradients of a batch with a hook": on(
