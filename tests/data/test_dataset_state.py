@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from duoka.data.dataset_state import DatasetState, state_of
 
@@ -70,6 +74,60 @@ def stamping() -> Callable[[int], Any]:
     return mark
 
 
+def last() -> Callable[[int], Any]:
+    rows, kept = torch.arange(5.0), [torch.tensor(0.0)]
+
+    def difference(index: int) -> Tensor:
+        before, kept[0] = kept[0], rows[index]
+        return kept[0] - before
+
+    return difference
+
+
+def lines(file: Any) -> Callable[[int], Any]:
+    return lambda index: file.readline()
+
+
+def of_function(index: int) -> int:
+    of_function.calls += 1  # type: ignore[attr-defined]
+    return index
+
+
+of_function.calls = 0  # type: ignore[attr-defined]
+
+
+class Recent:
+    read: ClassVar[deque[int]] = deque(maxlen=2)
+
+    def __call__(self, index: int) -> None:
+        self.read.append(index)
+
+
+class Total:
+    sum = 0
+
+
+def of_named_class(index: int) -> None:
+    Total.sum += index
+
+
+def of_module(index: int) -> None:
+    module.counter += 1
+
+
+module: Any = ModuleType("module")
+module.counter = 0
+module.__file__ = __file__
+
+
+@dataclass(slots=True)
+class InSlots:
+    made: int = 0
+
+    def __call__(self, index: int) -> None:
+        self.made += 1
+
+
 def default(index: int, rng: random.Random = random.Random(1)) -> float:  # noqa: B008
     return rng.random()
 
@@ -84,9 +142,15 @@ REMEMBERS: dict[str, Callable[[int], Any]] = {
     "a list": listing(),
     "an array": marking(),
     "a tensor": stamping(),
+    "the tensor read last": last(),
+    "a file": lines(io.StringIO("1\n2\n")),
+    "a function's attribute": of_function,
+    "slots": InSlots(),
+    "a list of the class": Recent(),
+    "a class that the code names": of_named_class,
+    "a module that the code names": of_module,
     "a default": default,
     "a partial": functools.partial(Slots(rng=random.Random(3)).__call__),
-    "a count": functools.partial(next, itertools.count()),  # type: ignore[dict-item]
     "torch": lambda index, own=torch.Generator(): torch.rand(1, generator=own),  # type: ignore[misc]  # noqa: B008
 }
 
@@ -96,8 +160,14 @@ def test_what_remembers_is_seen(read: Callable[[int], Any]) -> None:
     dataset = SimpleNamespace(parts=[SimpleNamespace(transform=read)], root="data", size=float("nan"))
     before = DatasetState(dataset)
     assert before.changed(DatasetState(dataset)) is None
-    read() if isinstance(read, functools.partial) and read.func is next else read(1)
+    read(1)
     assert before.changed(DatasetState(dataset))
+
+
+@pytest.mark.parametrize("values", [itertools.count(), itertools.cycle([1, 2]), (row for row in range(9))])
+def test_an_iterator_counts_as_changed(values: Any) -> None:
+    before = DatasetState(lambda index: next(values))
+    assert before.changed(DatasetState(lambda index: next(values)))
 
 
 def test_what_only_reads_does_not() -> None:

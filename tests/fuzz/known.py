@@ -394,6 +394,30 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "samples that are read together": Program(
+        (
+            "class Centred(torch.utils.data.Dataset):\n"
+            "    def __len__(self): return 18\n"
+            "    def __getitems__(self, indices): return list(rows[indices] - rows[indices].mean(0))",
+            "rows = torch.arange(36.0).view(18, 2).square()",
+        ),
+        "for x in DataLoader(Centred(), batch_size=6):",
+        ("print(x.tolist())",),
+    ),
+    "a dataset that remembers the sample read last": Program(
+        (
+            "class Differences(torch.utils.data.Dataset):\n"
+            "    last = torch.zeros(2)\n"
+            "    def __len__(self): return 18\n"
+            "    def __getitem__(self, index):\n"
+            "        before, self.last = self.last, rows[index]\n"
+            "        return self.last - before",
+            "rows = torch.arange(36.0).view(18, 2).square()",
+        ),
+        "for x in DataLoader(Differences(), batch_size=6):",
+        ("print(x.tolist())",),
+    ),
+    "a tensor of a list of batches": on("(6,)", "print(torch.as_tensor([x, x]))"),
     "a batch kept as a buffer": on(
         "(5, 4)",
         "net = nn.Sequential(nn.Linear(4, 4))",

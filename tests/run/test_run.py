@@ -19,7 +19,7 @@ import duoka
 from duoka.origins.process import this_process
 from tests.flows.flow import Flow, Warm
 from tests.flows.reference import Reference
-from tests.run.ranks import on_ranks
+from tests.run.ranks import each_on_ranks, on_ranks
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
 CASES = [("103", "shuffled"), ("96", "in-order")]
@@ -123,6 +123,31 @@ def test_functions_of_the_script_s_own_after_a_run() -> None:
         return Double.apply(torch.ones(1)).item()
 
     assert on_ranks(2, work) == [2.0, 2.0]
+
+
+class Hidden(torch.utils.data.Dataset[Any]):
+    """A dataset with a batch where it is not searched for one."""
+
+    held: Any = None
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(index)) if self.held is None else self.held[0][0][0][0][0][0][index % 2]
+
+
+def test_a_rank_that_reads_its_own_rows_takes_part_in_no_collective() -> None:
+    def work(run: duoka.Run) -> Any:
+        data = Hidden()
+        loader = run.loader(data, batch_size=4)
+        for x in loader:
+            data.held = [[[[[[x * 2]]]]]]
+            x.sum().item()
+
+    errors = each_on_ranks(2, {"work": work})["work"]
+    assert [type(error) for error in errors] == [duoka.Refused] * 2
+    assert "while this rank reads its own rows" in str(errors[0])
 
 
 def test_a_run_is_closed_and_another_one_begins() -> None:

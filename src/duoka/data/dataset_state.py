@@ -2,13 +2,15 @@
 
 A rank that reads only its own rows would change it less than one device does. The state is searched in the dataset's
 attributes, in objects they hold (transforms, other datasets), and in the variables outside that its code names.
+What cannot be compared, such as an iterator, counts as changed.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
+import io
+import os
 import random
 import types
 import zlib
@@ -53,10 +55,13 @@ class DatasetState:
         if state is not None:
             self.generators.append(value)
             yield name, state
-        elif isinstance(value, itertools.count):
-            yield name, repr(value)
+        elif isinstance(value, io.IOBase):  # a file that is read on from where the last sample has left it
+            yield name, _position(value)
+        elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):  # Python's own: cycle, a generator
+            yield name, object()
         elif isinstance(value, (Tensor, np.ndarray)):
-            yield name, _of_array(value)
+            self._seen[id(value)] = value
+            yield name, (id(value), _of_array(value))
         elif depth and id(value) not in self._seen and len(self._seen) < _MOST and not isinstance(value, ModuleType):
             self._seen[id(value)] = value
             for part, held in _held(value):
@@ -109,14 +114,19 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         yield "by", value.__func__
     elif isinstance(value, types.FunctionType):
         yield from _named_in(value)
+        yield from ((f"attribute.{name}", held) for name, held in vars(value).items())
     elif isinstance(value, functools.partial):
         yield from (("of", value.func), ("with", value.args), ("and", value.keywords))
-    elif not isinstance(value, type):
-        yield "", id(type(value))
+    elif isinstance(value, type):
+        yield from _of_class(value)
+    else:
+        yield "", id(value)
         yield from list(getattr(value, "__dict__", {}).items())
         for part in type(value).__mro__:
             if part.__module__ != "builtins":
-                yield from _of_class(part)
+                yield from ((f"{part.__name__}.{name}", held) for name, held in _of_class(part))
+                slots = [name for name, slot in vars(part).items() if inspect.ismemberdescriptor(slot)]
+                yield from ((name, getattr(value, name, None)) for name in slots if name != "__dict__")
 
 
 def _of_class(part: type) -> Iterator[tuple[str, Any]]:
@@ -127,7 +137,7 @@ def _of_class(part: type) -> Iterator[tuple[str, Any]]:
         elif (
             hasattr(value, "__wrapped__")  # in a decorator, of a library too
             or (isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename))
-            or (not name.startswith("__") and (isinstance(value, _CONSTANTS) or state_of(value) is not None))
+            or not (name.startswith("__") or hasattr(type(value), "__get__"))  # which methods and properties have
         ):
             yield name, value
 
@@ -143,8 +153,12 @@ def _named_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (("defaults", function.__defaults__), ("defaults by name", function.__kwdefaults__))
     for code in _codes(function.__code__):
         for name in code.co_names:
-            if name in function.__globals__ and not isinstance(function.__globals__[name], type):
-                yield name, function.__globals__[name]
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType) and is_users(getattr(value, "__file__", None) or os.__file__):
+                named = [part for part in code.co_names if part in vars(value)]
+                yield from ((f"{name}.{part}", vars(value)[part]) for part in named)
+            else:
+                yield name, value
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -153,6 +167,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if inspect.iscode(constant):
             yield from _codes(constant)
+
+
+def _position(file: io.IOBase) -> Any:
+    try:
+        return file.tell()
+    except (OSError, ValueError):  # of text that is iterated over; of a closed file
+        return file.closed or object()
 
 
 def _of_array(value: Any) -> Any:

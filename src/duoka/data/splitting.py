@@ -26,7 +26,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from duoka.data.dataset_state import DatasetState, batches_held, state_of
 from duoka.errors import Refused
@@ -258,6 +266,8 @@ class Reader:
             self.why = "its batches are not stacked tensors"
         elif self._holds_batches(batch):
             self.why = _HOLDS
+        elif not self.seeded and _reads_together(self.dataset):
+            self.why = "it reads several samples at once, so one may depend on others (--loading shared reads each)"
         elif before != random_marks():
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
         elif changed and self._changes < CHANGES:
@@ -360,6 +370,16 @@ def read_in_memory(dataset: Any, indices: Sequence[Any]) -> list[Tensor] | None:
         return [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
     except IndexError:  # reading one by one names the sample
         return None
+
+
+def _reads_together(dataset: Any) -> bool:
+    """Return whether a dataset reads several samples at once by code of its own (pads them to the longest)."""
+    if type(dataset) is Subset:
+        return _reads_together(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(map(_reads_together, parts.values() if isinstance(parts, dict) else parts))
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _is_plain(tensor: Tensor) -> bool:

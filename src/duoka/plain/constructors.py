@@ -38,7 +38,7 @@ def install(session: Session) -> None:
     @patches.around(torch, "as_tensor")
     def as_tensor(original: Callable[..., Any], data: Any, *, dtype: Any = None, device: Any = None) -> Any:
         if not isinstance(data, BatchTensor):
-            return original(data, dtype=dtype, device=device)
+            return of_whole(original, data, dtype=dtype, device=device)
         return data.to(device=device or data.device, dtype=dtype or data.dtype)
 
     @patches.around(F, "l1_loss")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,14 +47,6 @@ def _begin_alone(copies: list[tuple[Tensor, Tensor]], init: Callable[[int], None
 
 def install(session: Session) -> None:
     """Intercept the creation of a DataLoader's iterator."""
-
-    @contextmanager
-    def rank_local() -> Iterator[None]:
-        """Within the context, read rows that other ranks do not read: nothing is shared with them."""
-        with session.patches.rank_local_work(), session.calls.computed_whole():
-            yield
-
-    session.ranks.all_ranks.reads_alone = lambda: session.patches.rank_local
     readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()
 
     @session.patches.around(*GET_ITERATOR)
@@ -65,7 +56,7 @@ def install(session: Session) -> None:
         if not can_split(self, session.settings.loading):
             return original(_drawing_alike(self, session))
         if self not in readers:
-            readers[self] = Reader(self, session.view.shares.of_process, session.settings.loading, rank_local)
+            readers[self] = Reader(self, session.view.shares.of_process, session.settings.loading, session.rank_local)
         return SplitIterator(self, readers[self], session.view)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,12 @@ class Session:
             self.ranks.barrier()
         return self.first(action)
 
+    @contextmanager
+    def rank_local(self) -> Iterator[None]:
+        """Within the context, read rows that other ranks do not read: nothing is shared with them."""
+        with self.patches.rank_local_work(), self.calls.computed_whole():
+            yield
+
     def open_first(self, opening: Callable[[], Any], told: Callable[[Any], Any] = lambda _: None) -> tuple[Any, Any]:
         """Open something on rank 0. Return it there, None on other ranks; and on all what `told` returns of it."""
         opened: list[Any] = []
@@ -102,6 +109,7 @@ def open_session(
     patches = Patches()
     caller = Caller(patches, ranks)
     shared_random.rank_local = caller.is_rank_local
+    ranks.all_ranks.reads_alone = lambda: patches.rank_local
     calls = ModuleCalls(view, converts=is_plain)
     session = Session(settings, ranks, view, calls, strategy, patches, caller, shared_random, say)
     for interception in interceptions:

@@ -139,7 +139,7 @@ class Run:
             self.device,
             session.settings.loading,
             session.strategy.no_sync,
-            session.calls.computed_whole,
+            session.rank_local,
             shuffle=shuffle,
             accumulate=accumulate,
             micro_batch=micro_batch,
