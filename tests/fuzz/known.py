@@ -735,6 +735,13 @@ OTHERS = {
         "w.grad = None; (total + columns.sum()).backward(); print(w.grad)",
         header=("w = nn.Parameter(torch.ones(4))",),
     ),
+    "a leaf filled by nn.init": on(
+        "(6, 4)",
+        "y = x.clone().requires_grad_(); nn.init.normal_(y); (y * y).sum().backward(); print(y, y.grad, y.is_leaf)",
+        "z = y * 2; nn.init.uniform_(z); y.grad = None; (z * z).sum().backward(); print(z, y.grad)",
+        "y.put_(torch.tensor([1]), torch.tensor([3.0]))",
+        header=("torch.manual_seed(0)",),
+    ),
     "a norm written in place": on(
         "(6, 4)",
         "y = x * w; y.norm().add_(1); torch.linalg.norm(y).clamp_(0.1)",

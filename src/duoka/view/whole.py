@@ -143,7 +143,7 @@ class GatheredArgument:
             if keep:
                 cache_copy(batch, known)
         self.batch, self.full, self._keeps = batch, known, keep
-        self._version, self._holders = version(known), holders(known)
+        self._version, self._holders, self._grad_fn = version(known), holders(known), _history(known)
 
     def is_unwritten(self) -> bool:
         return version(self.full) == self._version
@@ -170,7 +170,9 @@ class GatheredArgument:
         shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
-        view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
+        recorded = _history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
+        with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
+            view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
         if self._keeps:
             cache_copy(self.batch, self.full)
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.full else leaf, out)
@@ -178,7 +180,8 @@ class GatheredArgument:
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
         for share in self.batch._shares:
-            self._write(share, share._local.data)
+            if not (share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()):  # else torch
+                self._write(share, share._local.data)  # refuses before it writes
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.full)
@@ -188,6 +191,11 @@ class GatheredArgument:
 def _extent(batch: BatchTensor) -> int:
     """Return the distance in memory from the first element of a batch to its last."""
     return sum((size - 1) * stride for size, stride in zip(batch.shape, batch._meta.strides, strict=True))
+
+
+def _history(tensor: Tensor) -> Any:
+    """Return the node of autograd that a recorded write to a tensor, which may be a view, replaces."""
+    return (tensor if tensor._base is None else tensor._base).grad_fn
 
 
 def _name_of(func: Callable[..., Any]) -> str:
