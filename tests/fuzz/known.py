@@ -692,6 +692,12 @@ OTHERS = {
         "print(torch.autograd.grad(y.sum(), x)[0].tolist())",
         header=("w = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], requires_grad=True)",),
     ),
+    "attributes of copies": on(
+        "(4, 3)",
+        "x.tag = ['a']; a, b = copy.copy(x), copy.deepcopy(x)",
+        "print(a.tag, a.tag is x.tag, b.tag, b.tag is x.tag, hasattr(x.clone(), 'tag'))",
+        header=("import copy",),
+    ),
     "strides of gradients of few rows": on(
         "(4, 3)",
         "t = x.t().contiguous().t().requires_grad_(); h = t * 1",

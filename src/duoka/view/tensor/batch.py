@@ -187,21 +187,30 @@ class BatchTensor(Tensor):
     def __copy__(self) -> BatchTensor:
         """Return a leaf of the same memory, as `copy.copy` does of a tensor."""
         asks = self._shares[0]._rows.requires_grad
-        return join(
-            [
-                BatchTensor(share._local.detach().requires_grad_(asks), share._spec, share._meta.strides)
-                for share in self._shares
-            ]
-        )
+        copies = [
+            BatchTensor(share._local.detach().requires_grad_(asks), share._spec, share._meta.strides)
+            for share in self._shares
+        ]
+        return self._with_attributes(join(copies), self._attributes())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BatchTensor:
         """Return a copy, whose memory is that of other copies with this memo, as with the batches.
 
         No rule: the memo may hold batches of another view, as those of a sharded model's state.
         """
-        return join(
-            [BatchTensor(deepcopy(share._local, memo), share._spec, share._meta.strides) for share in self._shares]
-        )
+        copies = [
+            BatchTensor(deepcopy(share._local, memo), share._spec, share._meta.strides) for share in self._shares
+        ]
+        return self._with_attributes(join(copies), deepcopy(self._attributes(), memo))
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return the attributes that the script has set."""
+        return {name: value for name, value in vars(self).items() if name not in _OWN}
+
+    @staticmethod
+    def _with_attributes(copy: BatchTensor, attributes: dict[str, Any]) -> BatchTensor:
+        vars(copy).update(attributes)
+        return copy
 
     @classmethod
     def __torch_function__(
@@ -266,6 +275,9 @@ class MultiShareBatch(BatchTensor):
         full = laid_out(Spec.gather_shares(parts), self._meta.strides)
         note_gathered(self, full)
         return full
+
+
+_OWN = {*BatchTensor.__annotations__, *MultiShareBatch.__annotations__}
 
 
 def note_gathered(batch: BatchTensor, full: Tensor) -> None:
