@@ -698,6 +698,14 @@ OTHERS = {
         "print(a.tag, a.tag is x.tag, b.tag, b.tag is x.tag, hasattr(x.clone(), 'tag'))",
         header=("import copy",),
     ),
+    "the order of hooks on parameters": on(
+        "(6, 3)",
+        "net(x[:6 - 4 * (step % 2)]).sum().backward()",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
+            "for name, p in net.named_parameters(): p.register_hook(lambda g, name=name: print(name, g.sum().item()))",
+        ),
+    ),
     "strides of gradients of few rows": on(
         "(4, 3)",
         "t = x.t().contiguous().t().requires_grad_(); h = t * 1",

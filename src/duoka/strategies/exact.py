@@ -31,7 +31,7 @@ from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.system import environment
 from duoka.system.user_code import user_line
 from duoka.view import originals
-from duoka.view.originals import when_accumulated
+from duoka.view.originals import unnumbered, when_accumulated
 from duoka.view.rules.gradients import call_hooks
 from duoka.view.tensor.batch import gather_all
 from duoka.view.view import View, exact_view
@@ -68,6 +68,7 @@ class Exact(Bucketed):
         self._sums: dict[int, Subtrees] = {}  # of the current pass
         self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
         self._hooked: list[Tensor] = []  # which the next pass may reach though the script no longer names them
+        self._reached: dict[int, int] = {}  # leaf by identity -> its place in the order of the current pass
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         return exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say, self._own_hooks)
@@ -145,6 +146,10 @@ class Exact(Bucketed):
         with torch.no_grad():
             if known.put(self._first + share, gradient.detach()):
                 self._mark_ready(index)
+                self._reach(parameter)
+
+    def _reach(self, leaf: Tensor) -> None:
+        self._reached.setdefault(id(leaf), len(self._reached))
 
     def _local_gradients(self, index: int) -> list[Tensor]:
         info = self._infos[index]
@@ -192,6 +197,9 @@ class Exact(Bucketed):
         """Register a hook for the whole gradient: of a leaf, it is called when the pass is over."""
         if not leaf.is_leaf or not leaf.requires_grad:  # torch refuses the latter
             return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
+        if leaf not in self._own_hooks:
+            with unnumbered():
+                when_accumulated(leaf, self._reach)  # by what is computed once for all shares
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         self._hooked.append(leaf)
         handle = RemovableHandle(hooks)
@@ -200,6 +208,7 @@ class Exact(Bucketed):
 
     @contextmanager
     def _with_hooks(self) -> Iterator[None]:
+        self._reached.clear()
         hooked = [(leaf, hooks) for leaf, hooks in self._own_hooks.items() if hooks]
         before = [leaf.grad for leaf, _ in hooked]
         for leaf, _ in hooked:
@@ -208,7 +217,9 @@ class Exact(Bucketed):
             yield
         finally:
             self._hooked.clear()
-            for (leaf, hooks), earlier in zip(hooked, before, strict=True):
+            last = len(self._reached)
+            waiting = sorted(zip(hooked, before, strict=True), key=lambda of: self._reached.get(id(of[0][0]), last))
+            for (leaf, hooks), earlier in waiting:
                 grad = leaf.grad
                 if grad is not None:
                     changed = call_hooks(hooks, grad)
