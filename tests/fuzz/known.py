@@ -703,7 +703,7 @@ OTHERS = {
         "net(x[:6 - 4 * (step % 2)]).sum().backward()",
         header=(
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
-            "for name, p in net.named_parameters(): p.register_hook(lambda g, name=name: print(name, g.sum().item()))",
+            "for n, p in net.named_parameters(): p.register_hook(lambda g, n=n: print(n, g.sum().item()))",
         ),
     ),
     "strides of gradients of few rows": on(

@@ -33,7 +33,7 @@ from duoka.system.user_code import user_line
 from duoka.view import originals
 from duoka.view.originals import unnumbered, when_accumulated
 from duoka.view.rules.gradients import call_hooks
-from duoka.view.tensor.batch import gather_all
+from duoka.view.tensor.batch import BatchTensor, gather_all
 from duoka.view.view import View, exact_view
 
 
@@ -146,10 +146,10 @@ class Exact(Bucketed):
         with torch.no_grad():
             if known.put(self._first + share, gradient.detach()):
                 self._mark_ready(index)
-                self._reach(parameter)
+                self._reach(id(parameter), parameter)
 
-    def _reach(self, leaf: Tensor) -> None:
-        self._reached.setdefault(id(leaf), len(self._reached))
+    def _reach(self, key: int, tensor: Tensor) -> None:
+        self._reached.setdefault(key, len(self._reached))
 
     def _local_gradients(self, index: int) -> list[Tensor]:
         info = self._infos[index]
@@ -199,7 +199,8 @@ class Exact(Bucketed):
             return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
         if leaf not in self._own_hooks:
             with unnumbered():
-                when_accumulated(leaf, self._reach)  # by what is computed once for all shares
+                rows = leaf._shares[0]._local if isinstance(leaf, BatchTensor) else leaf
+                when_accumulated(rows, partial(self._reach, id(leaf)))  # not by way of its aliases
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         self._hooked.append(leaf)
         handle = RemovableHandle(hooks)
