@@ -21,7 +21,7 @@ from duoka.errors import Refused
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.shares.strides import contiguous_strides, is_dense
+from duoka.view.shares.strides import Strides, contiguous_strides, is_dense
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, gather_all, join, laid_out, set_rows
 from duoka.view.tensor.spec import Meta
 from duoka.view.view import View
@@ -57,23 +57,37 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
         grads = [grad / view.ranks.world_size for grad in grads]
     elif batch._gradient is not None and batch._gradient[0] is grads[0]:
         return batch._gradient[1]
-    gradient = join([gradient_of(share._meta, grad) for grad, share in zip(grads, shares, strict=True)])
+    gradient = gradient_of([share._meta for share in shares], grads, accumulated=is_leaf)
     if is_leaf and not view.of_parameters:  # which scripts copy and pickle
         batch._gradient = grads[0], gradient
     return gradient
 
 
-def gradient_of(meta: Meta, rows: Tensor) -> BatchTensor:
-    """Make the batch of a gradient from its rows. meta: of the batch whose gradient it is.
+def gradient_of(metas: Sequence[Meta], parts: Sequence[Tensor], accumulated: bool = False) -> BatchTensor:
+    """Make the batch of a gradient from its rows in each local share. metas: of the batch whose gradient it is.
 
-    A single row does not show how the whole gradient lies in memory. Where a rank has no more, it lies as the batch.
+    accumulated: autograd has laid it out as that batch (or contiguous, if the batch has gaps), as it does for `.grad`
+    of a leaf. Otherwise the rows show how the whole gradient lies in memory; of ranks with a single row others tell.
     """
-    spec, strides = meta.spec, meta.strides
-    if spec.determines_strides:
-        return BatchTensor(rows, spec)
-    if not is_dense(meta.shape, strides):
-        strides = contiguous_strides(meta.shape)
-    return BatchTensor(laid_out(rows, spec.local_strides(strides)), spec, strides)
+    spec, strides = metas[0].spec, None
+    if not spec.determines_strides:
+        strides = None if accumulated else _strides_that_a_rank_knows(metas, parts)
+        if strides is None:
+            dense = is_dense(metas[0].shape, metas[0].strides)
+            strides = metas[0].strides if dense else contiguous_strides(metas[0].shape)
+        parts = [laid_out(rows, meta.spec.local_strides(strides)) for meta, rows in zip(metas, parts, strict=True)]
+    return join([BatchTensor(rows, meta.spec, strides) for meta, rows in zip(metas, parts, strict=True)])
+
+
+def _strides_that_a_rank_knows(metas: Sequence[Meta], parts: Sequence[Tensor]) -> Strides | None:
+    """Return the strides of a gradient that follow from the rows of a share with several of them (a collective)."""
+    mine = torch.full((len(metas[0].shape),), -1, device="cpu")
+    for meta, rows in zip(metas, parts, strict=True):
+        if meta.spec.local_size > 1:
+            mine = torch.tensor(meta.spec.global_strides(rows, meta.shape), device="cpu")
+            break
+    every = metas[0].spec.view.shares.processes.all_gather(mine).tolist()
+    return next((tuple(strides) for strides in every if strides[0] >= 0), None)
 
 
 def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
@@ -82,7 +96,7 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     if not isinstance(batch, BatchTensor):  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
         return
-    batch._gradient = None
+    batch._gradient, gradients = None, []
     for index, share in enumerate(batch._shares):
         if grad is None or isinstance(grad, BatchTensor):
             share._local.grad = None if grad is None else grad._shares[index]._local
@@ -92,9 +106,11 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
                 of.grad = rows
                 return rows
 
-            set_rows(set_on, grad, share._spec)
-    if isinstance(grad, BatchTensor) and not batch._spec.view.of_parameters:
-        batch._gradient = grad._shares[0]._rows, grad
+            strides = set_rows(set_on, grad, share._spec)
+            gradients.append(BatchTensor(share._local.grad, share._spec, strides))  # type: ignore[arg-type]
+    if grad is not None and not batch._spec.view.of_parameters:
+        gradient = grad if isinstance(grad, BatchTensor) else join(gradients)
+        batch._gradient = gradient._shares[0]._rows, gradient
 
 
 def backward(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -240,13 +256,13 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
     if all(part is None for part in received):
         return None
 
-    def share(part: Tensor | None, batch: BatchTensor) -> BatchTensor:
-        rows = batch._local
+    def of_share(part: Tensor | None, rows: Tensor) -> Tensor:
         if part is None:
-            return gradient_of(batch._meta, torch.zeros_like(rows))
-        return gradient_of(batch._meta, part if rows.is_leaf else part / shares.world_size)  # divided on arrival
+            return torch.zeros_like(rows)
+        return part if rows.is_leaf else part / shares.world_size  # divided on arrival
 
-    return join([share(part, batch) for part, batch in zip(received, of._shares, strict=True)])
+    rows = [of_share(part, share._local) for part, share in zip(received, of._shares, strict=True)]
+    return gradient_of([share._meta for share in of._shares], rows)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -302,9 +318,7 @@ class JointGradient:
 
     def call(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call the hooks in turn, and return the gradients of the shares' rows."""
-        gradient = join(
-            [gradient_of(meta, grad / self._scale) for grad, meta in zip(grads, self._metas, strict=True)]
-        )
+        gradient = gradient_of(self._metas, [grad / self._scale for grad in grads])
         changed = call_hooks(self._hooks, gradient)
         self.sent = tuple(rows * self._scale for rows in _rows_of(changed, gradient))
         return self.sent
@@ -335,7 +349,7 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
     def rows_hook(grad: Tensor | None) -> Tensor | None:
         if grad is None:
             return None
-        out = hook(gradient_of(batch._meta, grad / scale))
+        out = hook(gradient_of([batch._meta], [grad / scale]))
         return None if out is None else _rows_of(out, batch)[0] * scale
 
     return rows_hook
