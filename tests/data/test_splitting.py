@@ -235,6 +235,17 @@ def test_drawing_that_begins_later_is_refused(on_rank: Any, first: int, workers:
     gc.collect()  # the error's frames hold the loader, and it its worker
 
 
+@pytest.mark.parametrize(
+    "sample", [lambda index: 1 if index < 10 else 0.5, lambda index: {"x": 1, **({"y": 2} if index > 11 else {})}]
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_form_that_depends_on_the_samples_is_refused(on_rank: Any, sample: Any, workers: int) -> None:
+    """A whole batch has the type of its numbers, or the keys of its first sample, which some rank does not read."""
+    with pytest.raises(Refused, match="not stacked as the first one was"):
+        on_rank(lambda: DataLoader(Samples(sample, 16), 8, num_workers=workers), 1, 2)
+    gc.collect()  # the error's frames hold the loader, and it its worker
+
+
 def test_samples_that_draw_from_streams_of_their_own(on_rank: Any) -> None:
     """The samples are the same on any number of ranks and workers, and differ between epochs."""
 

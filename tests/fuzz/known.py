@@ -417,6 +417,12 @@ OTHERS = {
         "for x in DataLoader(Differences(), batch_size=6):",
         ("print(x.tolist())",),
     ),
+    "a dataset that requires a gradient": Program(
+        ("rows = torch.arange(24.0).view(12, 2).requires_grad_()",),
+        "for (x,) in DataLoader(TensorDataset(rows), batch_size=6):",
+        ("x.square().sum().backward()",),
+        ("print(rows.grad.tolist())",),
+    ),
     "a tensor of a list of batches": on("(6,)", "print(torch.as_tensor([x, x]))"),
     "a batch kept as a buffer": on(
         "(5, 4)",

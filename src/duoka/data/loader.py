@@ -71,6 +71,7 @@ class Loader:
         self._seen = 0  # batches of this epoch that were yielded
         self._order: dict[str, Any] = {}  # states of the generators from which the epoch's order was drawn
         self._resumed = False
+        self._form: list[Any] = []  # of the batches of a stream
         self._going_on = 0  # iterations that have begun and not ended
         self._step_hooks: list[Callable[[], object]] = []
         split, exact = view.shares.of_process, view.shares.exact
@@ -159,7 +160,7 @@ class Loader:
             batch = LabelledBatch(batch, next((leaf.shape[0] for leaf in tensors), 0))
         if not self._view.splits(batch.n):
             return batch.batch
-        return batch.as_batch_tensors(self._view, "give the loader a collate_fn")
+        return batch.as_batch_tensors(self._view, self._form, "give the loader a collate_fn")
 
     def register_step_hook(self, hook: Callable[[], object]) -> None:
         """Register a function to be called whenever the loop has finished a batch; the position is then after it."""

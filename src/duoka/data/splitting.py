@@ -45,6 +45,7 @@ from duoka.private.torch import (
     new_iterator,
     pin_memory,
     reset_iterator,
+    tree_flatten,
     tree_leaves,
     tree_map_only,
 )
@@ -143,13 +144,16 @@ class LabelledBatch:
         pinned = tree_map_only(Tensor, lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf, self.batch)
         return replace(self, batch=pinned)
 
-    def as_batch_tensors(self, view: View, advice: str) -> Any:
+    def as_batch_tensors(self, view: View, form: list[Any], advice: str) -> Any:
         """Return the batch with batch tensors of its tensors.
 
-        Raises Refused if it holds other rows than this rank's. advice: what to do then.
+        form: of the last batch that was read whole, which sets it. Raises Refused if this rank's rows have another
+        one, as other ranks' rows may have yet another. advice: what to do then.
         """
-        n = self.n
-        if self.rows is not None and not is_stacked(self.batch, self.rows):
+        n, now = self.n, form_of(self.batch)
+        if self.rows is None:
+            form[:] = now
+        elif now != form or not is_stacked(self.batch, self.rows):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; {advice}")
 
         def as_batch(leaf: Tensor) -> Tensor:
@@ -197,6 +201,7 @@ class Reader:
         self.may_split = may_split  # None: the next batch decides
         self.why = ""  # the reason for reading whole batches
         self.epochs = 0  # begun so far
+        self._form: list[Any] = []  # of its batches
         self._changes = 0  # observed changes of the dataset
         self._generators: list[Any] = []  # of the dataset
         self._seed = torch.initial_seed()
@@ -344,7 +349,11 @@ class Reader:
             return batch
         if self.may_split is None:
             self.may_split = is_local or None  # the workers of the next epoch need not check again
-        return labelled.as_batch_tensors(view, "use --loading whole")
+        if view.shares.exact and any(leaf.requires_grad for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
+            if is_local:
+                raise Refused("a sample requires a gradient, those of the first batch did not; use --loading whole")
+            self.may_split, self.why = False, "its samples require gradients"
+        return labelled.as_batch_tensors(view, self._form, "use --loading whole")
 
 
 def read_in_memory(dataset: Any, indices: Sequence[Any]) -> list[Tensor] | None:
@@ -442,6 +451,12 @@ def reading_through(loader: DataLoader[Any], reader: Reader, sampler: RequestSam
 def is_stacked(batch: Any, n: int) -> bool:
     """Return True if every leaf of a collated batch is a tensor of n rows."""
     return all(isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == n for leaf in tree_leaves(batch))
+
+
+def form_of(batch: Any) -> list[Any]:
+    """Return the structure of a batch and the types of its tensors, which default_collate takes from its samples."""
+    leaves, structure = tree_flatten(batch)
+    return [structure, *(leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves)]
 
 
 def as_is(batch: Any) -> Any:
