@@ -762,6 +762,17 @@ OTHERS = {
         "y.put_(torch.tensor([1]), torch.tensor([3.0]))",
         header=("torch.manual_seed(0)",),
     ),
+    "a hook of a weight that raises an error": on(
+        "(6, 4)",
+        "(x * w).square().sum().backward()",
+        "print(w.grad)",
+        "if step == 1: w.grad = None",
+        header=(
+            "w = nn.Parameter(torch.ones(4))",
+            "def check(gradient):\n    print(w.grad)\n    if gradient.sum() > 2500: raise ValueError",
+            "w.register_hook(check)",
+        ),
+    ),
     "a norm written in place": on(
         "(6, 4)",
         "y = x * w; y.norm().add_(1); torch.linalg.norm(y).clamp_(0.1)",

@@ -219,14 +219,17 @@ class Exact(Bucketed):
         finally:
             self._hooked.clear()
             last = len(self._reached)
-            waiting = sorted(zip(hooked, before, strict=True), key=lambda of: self._reached.get(id(of[0][0]), last))
-            for (leaf, hooks), earlier in waiting:
-                grad = leaf.grad
-                if grad is not None:
-                    changed = call_hooks(hooks, grad)
-                    grad = grad if changed is grad else gather_all(changed).clone()  # the script may hold it
-                if earlier is None or grad is None:
-                    leaf.grad = grad if earlier is None else earlier
+            grads = [leaf.grad for leaf, _ in hooked]
+            for (leaf, _), earlier in zip(hooked, before, strict=True):
+                leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
+            waiting = zip(hooked, before, grads, strict=True)
+            for (leaf, hooks), earlier, grad in sorted(waiting, key=lambda of: self._reached.get(id(of[0][0]), last)):
+                if grad is None:
+                    continue
+                changed = call_hooks(hooks, grad)
+                grad = grad if changed is grad else gather_all(changed).clone()  # the script may hold it
+                if earlier is None:
+                    leaf.grad = grad
                 elif grad.requires_grad:  # create_graph=True
                     leaf.grad = earlier + grad
                 else:
