@@ -712,6 +712,12 @@ OTHERS = {
             "for n, p in net.named_parameters(): p.register_hook(lambda g, n=n: print(n, g.sum().item()))",
         ),
     ),
+    "writes to pieces without gradients": on(
+        "(4, 4)",
+        "h = x.requires_grad_() * 2; pieces = (*h.chunk(2, 1), *h.unbind(1), *h.split(2, 1))",
+        "with torch.no_grad():\n    for piece in pieces: piece.mul_(2); piece[piece > 3] = 1",
+        "print(h.tolist(), torch.autograd.grad(h.sum(), x)[0].tolist())",
+    ),
     "strides of gradients of few rows": on(
         "(4, 3)",
         "t = x.t().contiguous().t().requires_grad_(); h = t * 1",

@@ -21,7 +21,7 @@ from duoka.errors import Refused
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
-from duoka.view.shares.strides import Strides, contiguous_strides, is_dense
+from duoka.view.shares.strides import Strides, contiguous_strides, is_dense, same_layout
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, gather_all, join, laid_out, set_rows
 from duoka.view.tensor.spec import Meta
 from duoka.view.view import View
@@ -69,25 +69,27 @@ def gradient_of(metas: Sequence[Meta], parts: Sequence[Tensor], accumulated: boo
     accumulated: autograd has laid it out as that batch (or contiguous, if the batch has gaps), as it does for `.grad`
     of a leaf. Otherwise the rows show how the whole gradient lies in memory; of ranks with a single row others tell.
     """
-    spec, strides = metas[0].spec, None
-    if not spec.determines_strides:
-        strides = None if accumulated else _strides_that_a_rank_knows(metas, parts)
-        if strides is None:
-            dense = is_dense(metas[0].shape, metas[0].strides)
-            strides = metas[0].strides if dense else contiguous_strides(metas[0].shape)
+    meta, strides = metas[0], None
+    if not meta.spec.determines_strides:
+        as_batch = meta.strides if is_dense(meta.shape, meta.strides) else contiguous_strides(meta.shape)
+        strides = as_batch if accumulated else _agreed_strides(metas, parts, as_batch)
         parts = [laid_out(rows, meta.spec.local_strides(strides)) for meta, rows in zip(metas, parts, strict=True)]
     return join([BatchTensor(rows, meta.spec, strides) for meta, rows in zip(metas, parts, strict=True)])
 
 
-def _strides_that_a_rank_knows(metas: Sequence[Meta], parts: Sequence[Tensor]) -> Strides | None:
-    """Return the strides of a gradient that follow from the rows of a share with several of them (a collective)."""
-    mine = torch.full((len(metas[0].shape),), -1, device="cpu")
-    for meta, rows in zip(metas, parts, strict=True):
-        if meta.spec.local_size > 1:
-            mine = torch.tensor(meta.spec.global_strides(rows, meta.shape), device="cpu")
-            break
-    every = metas[0].spec.view.shares.processes.all_gather(mine).tolist()
-    return next((tuple(strides) for strides in every if strides[0] >= 0), None)
+def _agreed_strides(metas: Sequence[Meta], parts: Sequence[Tensor], as_batch: Strides) -> Strides:
+    """Return the strides of a gradient that follow from the rows of a share with several of them (a collective).
+
+    If there is none, those of the batch if a single row may have them, else those that it has.
+    """
+    meta, rows = max(zip(metas, parts, strict=True), key=lambda share: share[0].spec.local_size)
+    size, local = meta.spec.local_size, meta.spec.local_strides(as_batch)
+    strides = meta.spec.global_strides(rows, meta.shape)
+    if size == 1 and same_layout(rows.shape, rows.stride(), local):
+        strides = as_batch
+    mine = torch.tensor([min(size, 2), *strides], device="cpu")
+    every = meta.spec.view.shares.processes.all_gather(mine).tolist()
+    return tuple(max(every, key=lambda told: told[0])[1:])
 
 
 def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:

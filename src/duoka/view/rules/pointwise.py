@@ -69,7 +69,17 @@ def _has_rows_at(batch: BatchTensor, spec: Spec, right: int) -> bool:
 
 
 def _rows_of(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right: int) -> Any:
-    """Compute an operation on the local rows, placed as in `spec`. right: the batch dimension, from the right.
+    """Compute an operation on the local rows, placed as in `spec`. right: the batch dimension, from the right."""
+    out = _on_rows(func, args, kwargs, spec, right)
+    if func in _GIVING_TWO:
+        return wrap(out, spec.at(out[0].dim() - right))
+    if not isinstance(out, Tensor):  # where(condition) gives indices
+        return NotImplemented
+    return BatchTensor(out, spec.at(out.dim() - right))
+
+
+def _on_rows(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right: int) -> Any:
+    """Call a function with the local rows of `spec`.
 
     A batch that has other rows, or has them in another dimension (`y[None, :]`), is gathered.
     """
@@ -81,12 +91,7 @@ def _rows_of(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right: int)
             value = value.full_tensor()
         return localise(value, spec, right)
 
-    out = func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
-    if func in _GIVING_TWO:
-        return wrap(out, spec.at(out[0].dim() - right))
-    if not isinstance(out, Tensor):  # where(condition) gives indices
-        return NotImplemented
-    return BatchTensor(out, spec.at(out.dim() - right))
+    return func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
 
 
 _GIVING_TWO = functions("frexp")
@@ -109,8 +114,8 @@ def in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     # On one device `x.copy_(x.T)` reads what it has written, or raises: a copy gathered before would do neither.
     if any(not _has_rows_at(other, spec, right) and same_memory(other._rows, batch._rows) for other in others):
         return NotImplemented
-    done = _rows_of(func, args, kwargs, spec, right)
-    return done if done is NotImplemented else batch
+    _on_rows(func, args, kwargs, spec, right)
+    return batch
 
 
 def looked_up(func: Function, args: Args, kwargs: Kwargs) -> Any:
