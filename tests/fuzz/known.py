@@ -1019,4 +1019,22 @@ SHARDED = {
         "nn.init.normal_(net.weight); print(net.weight, torch.rand(1))",
         header=("torch.manual_seed(0); net = nn.Linear(8, 3)",),
     ),
+    "gradients of a batch by weights": on(
+        "(6, 3)",
+        "out = net(x)",
+        "print(torch.autograd.grad(out, net.parameters(), torch.ones_like(out), retain_graph=True, allow_unused=True))",
+        "net.zero_grad(); out.backward(torch.ones(6, 4), inputs=[net.weight])",
+        "print([weight.grad for weight in net.parameters()])",
+        "net.weight.grad = None",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 4)",),
+    ),
+    "a gradient of another layout than its weight's, set to zero": on(
+        "(6, 6)",
+        "optimizer.zero_grad(set_to_none=False); net(x).square().sum().backward(); optimizer.step()",
+        "net.weight.data = net.weight.data.t().contiguous().t(); print(net.weight.grad, net.weight.stride())",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(6, 3)",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
+        ),
+    ),
 }

@@ -49,6 +49,7 @@ from duoka.view.whole import compute_whole, index_cached, take_row
 
 _L1_LOSS = F.l1_loss
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
+_PASSES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # parameters are their inputs, as leaves
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
@@ -170,7 +171,7 @@ def _run_as_all_ranks(call: DescribedCall) -> Any:
 
 def _gather_parameters(call: DescribedCall) -> Any:
     """Return the arguments with sharded parameters gathered where they stand beside batches; else None."""
-    if len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
+    if call.func in _PASSES or len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
         return None
     gathered = {
         id(batch): batch.full_tensor().to(batch._meta.spec.view.computes_on or batch.device)

@@ -128,7 +128,7 @@ def data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     aliased = args[0]._spec.view.aliased
     aliased.has_uncounted_writes = True
     aliased.add_saved(args[0]._local)
-    return BatchTensor(args[0]._local.data, args[0]._spec)
+    return BatchTensor(args[0]._local.data, args[0]._spec, args[0]._meta.strides)
 
 
 def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:

@@ -167,7 +167,9 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
 def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     """Return the rows of a gradient of `batch` for each local share."""
     if isinstance(gradient, BatchTensor):
-        return [share._local for share in gradient._shares]
+        if gradient._spec.view is batch._spec.view:
+            return [share._local for share in gradient._shares]
+        gradient = gradient.full_tensor()  # a sharded parameter
     return batch._spec.view.shares.each(lambda index: batch._shares[index]._spec.local_rows(gradient))
 
 
