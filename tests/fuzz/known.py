@@ -1022,7 +1022,7 @@ SHARDED = {
     "gradients of a batch by weights": on(
         "(6, 3)",
         "out = net(x)",
-        "print(torch.autograd.grad(out, net.parameters(), torch.ones_like(out), retain_graph=True, allow_unused=True))",
+        "print(torch.autograd.grad(out, net.parameters(), torch.ones_like(out), True, allow_unused=True))",
         "net.zero_grad(); out.backward(torch.ones(6, 4), inputs=[net.weight])",
         "print([weight.grad for weight in net.parameters()])",
         "net.weight.grad = None",

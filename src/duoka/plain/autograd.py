@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
@@ -44,6 +45,11 @@ def install(session: Session) -> None:
         _write_back_copies(view)
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
         try:
+            if kwargs.get("create_graph") and view.shares.exact:  # gradients are added up without their graphs
+                raise Refused(
+                    f"{user_line()} calls backward with create_graph=True; with --strategy exact use "
+                    "torch.autograd.grad(..., create_graph=True)"
+                )
             with nullcontext() if refuses else session.strategy.backward(user_line()):
                 original(*args, **kwargs)
             if view.aliased.copies:  # the script may hold rows of a batch's gradient

@@ -140,11 +140,6 @@ class Exact(Bucketed):
             return
         if gradient.is_sparse:
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
-        if gradient.requires_grad:  # what is added up has no graph
-            raise Refused(
-                f"{user_line()} calls backward with create_graph=True; with --strategy exact use "
-                "torch.autograd.grad(..., create_graph=True)"
-            )
         known = self._sums.setdefault(index, Subtrees(self._nodes))
         if index in self._pass.ready or known.has(self._first + share):
             raise Refused(f"the backward pass at {user_line()} reaches a parameter twice; use another strategy")

@@ -49,7 +49,7 @@ from duoka.view.whole import compute_whole, index_cached, take_row
 
 _L1_LOSS = F.l1_loss
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
-_PASSES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # parameters are their inputs, as leaves
+_PASSES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # parameters are inputs: leaves
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)

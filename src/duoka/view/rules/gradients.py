@@ -58,8 +58,11 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     elif batch._gradient is not None and batch._gradient[0] is grads[0]:
         return batch._gradient[1]
     gradient = gradient_of([share._meta for share in shares], grads, accumulated=is_leaf)
+    for share, part, grad in zip(shares, gradient._shares, grads, strict=True):
+        if is_leaf and part._rows is not grad:  # laid out again: writes to the gradient are to reach it
+            after_hooks(share._local).grad = part._rows
     if is_leaf and not view.of_parameters:  # which scripts copy and pickle
-        batch._gradient = grads[0], gradient
+        batch._gradient = gradient._shares[0]._rows, gradient
     return gradient
 
 
