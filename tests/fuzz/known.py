@@ -779,6 +779,17 @@ OTHERS = {
             "w.register_hook(check)",
         ),
     ),
+    "any and all of bytes": on(
+        "(6, 4)",
+        "y = (x % 3).byte(); print(y.any().dtype, y.all().dtype, y.any(0), y.all(1), torch.any(y, 0, keepdim=True))",
+        "print(y.all().item(), (~y.any()).item(), y.bool().any().dtype)",
+    ),
+    "a weight in one list with a batch": on(
+        "(6, 4)",
+        "w.grad = None; sum(y.square().sum() for y in torch._foreach_mul([x, w], 2)).backward(); print(w.grad)",
+        "w.grad = None; sum(torch._foreach_norm([x * 1, w])).backward(); print(w.grad)",
+        header=("w = nn.Parameter(torch.ones(4))",),
+    ),
     "a norm written in place": on(
         "(6, 4)",
         "y = x * w; y.norm().add_(1); torch.linalg.norm(y).clamp_(0.1)",

@@ -38,6 +38,8 @@ def one_by_one(func: Function, args: Args, kwargs: Kwargs) -> Any:
         has_rows = bool(batches_in(operands))
         if writes and not isinstance(first[at], BatchTensor) and (has_rows or several):
             return NotImplemented  # each share would write to it
+        if several and not has_rows and _any_needs_gradient(operands):
+            return NotImplemented  # it would get the gradient of one share
         if not has_rows:
             specs.append(None)
             continue
@@ -54,6 +56,10 @@ def one_by_one(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if writes:
         return first
     return tuple(value if spec is None else BatchTensor(value, spec) for value, spec in zip(out, specs, strict=True))
+
+
+def _any_needs_gradient(values: list[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def unscale(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -104,6 +110,9 @@ def norms(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`_foreach_norm`: the norm of each tensor; those of all batches are exchanged together."""
     order, dtype = args[1] if len(args) > 1 else kwargs.get("ord", 2), kwargs.get("dtype")
     if kwargs.keys() - {"ord", "dtype"} or len(args) > 2:
+        return NotImplemented
+    plain = [tensor for tensor in args[0] if not isinstance(tensor, BatchTensor)]
+    if batches_in(args)[0]._spec.view.shares.several and _any_needs_gradient(plain):
         return NotImplemented
     together: dict[Any, list[BatchTensor]] = {}
     for tensor in args[0]:

@@ -99,6 +99,11 @@ def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdi
     return batch._spec.view.all_sum(_dense(nonzero, dims, keepdim, torch.long))
 
 
+def _truth(batch: BatchTensor, truth: Tensor) -> Tensor:
+    """Return truth values as `any` and `all` give them: of bytes, as bytes."""
+    return truth.to(torch.uint8) if batch.dtype == torch.uint8 else truth
+
+
 def _extreme(op: Any, func: Function) -> Any:
     """max or min of all entries, of integers or without a gradient; anything else is computed whole."""
 
@@ -113,8 +118,8 @@ def _extreme(op: Any, func: Function) -> Any:
 _OVER_THE_BATCH: dict[str, Callable[..., Any]] = {
     "sum": whole_sum,
     "mean": whole_mean,
-    "any": lambda batch, dims, keepdim, dtype: _counted(batch, batch._local != 0, dims, keepdim) > 0,
-    "all": lambda batch, dims, keepdim, dtype: _counted(batch, batch._local == 0, dims, keepdim) == 0,
+    "any": lambda batch, dims, keepdim, dtype: _truth(batch, _counted(batch, batch._local != 0, dims, keepdim) > 0),
+    "all": lambda batch, dims, keepdim, dtype: _truth(batch, _counted(batch, batch._local == 0, dims, keepdim) == 0),
     "count_nonzero": lambda batch, dims, keepdim, dtype: _counted(batch, batch._local != 0, dims, False),
     "max": _extreme(ReduceOp.MAX, torch.max),
     "min": _extreme(ReduceOp.MIN, torch.min),
