@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import memory_of, tree_map_only
+from duoka.private.torch import base_of, memory_of, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies, AliasedCopy, holders, version
 from duoka.view.shares.strides import without_repetitions
@@ -195,7 +195,7 @@ def _extent(batch: BatchTensor) -> int:
 
 def _history(tensor: Tensor) -> Any:
     """Return the node of autograd that a recorded write to a tensor, which may be a view, replaces."""
-    return (tensor if tensor._base is None else tensor._base).grad_fn
+    return base_of(tensor).grad_fn
 
 
 def _name_of(func: Callable[..., Any]) -> str:
