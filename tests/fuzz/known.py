@@ -423,6 +423,13 @@ OTHERS = {
         ("x.square().sum().backward()",),
         ("print(rows.grad.tolist())",),
     ),
+    "rows that are written and then saved by autograd": on(
+        "(6, 3)",
+        "x[0] = 1; x[4:].zero_(); x[:2] += 1",
+        "net.zero_grad(); sum(net(row) for row in x.split(2)).square().sum().backward()",
+        "print(net.weight.grad.tolist())",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 2)",),
+    ),
     "a tensor of a list of batches": on("(6,)", "print(torch.as_tensor([x, x]))"),
     "a batch kept as a buffer": on(
         "(5, 4)",

@@ -73,6 +73,7 @@ class AliasedCopy:
     def mark_equal(self) -> None:
         """Note that rows and copy are equal now."""
         self.versions, self.grad_fn = (self.rows_version(), version(self.full)), self.full.grad_fn
+        self.spec.view.aliased.note_equal(self.rows, self.full)
 
     def rows_version(self) -> int:
         """Return the number of writes to the rows."""
@@ -288,6 +289,13 @@ class AliasedCopies:
             bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(full))
             number = self.version(rows)
             self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, bases, number))
+
+    def note_equal(self, rows: Tensor, full: Tensor) -> None:
+        """Note that a write to rows is one to their copy, too, which has counted it."""
+        memory = (memory_of(rows), memory_of(full)) if self.gathered else None
+        for gathered in self.gathered:
+            if (gathered.rows_memory.number, gathered.memory.number) == memory:
+                gathered.version = self.version(rows)
 
     def count_writes(self) -> None:
         """Count a write to each gathered copy of rows that were written to since; called before a backward pass.

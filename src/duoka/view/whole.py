@@ -173,6 +173,8 @@ class GatheredArgument:
         recorded = _history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
             view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
+        for share in shares:
+            share._spec.view.aliased.note_equal(share._rows, self.full)
         if self._keeps:
             cache_copy(self.batch, self.full)
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.full else leaf, out)
