@@ -656,6 +656,23 @@ OTHERS = {
             "w.grad = memory.view(4, 2); w.register_hook(lambda gradient: gradient * 2)",
         ),
     ),
+    "rows that a module writes through a view of a function of the script": on(
+        "(6, 3)",
+        "h = data[step * 6 : step * 6 + 6]; out = net(h); print(h, out)",
+        header=(
+            "class Same(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x):\n"
+            "        return x.view_as(x)\n"
+            "    @staticmethod\n"
+            "    def backward(ctx, gradient):\n"
+            "        return gradient\n"
+            "class Reversing(nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        return super().forward(F.relu(Same.apply(x), inplace=True))",
+            "torch.manual_seed(0); net = Reversing(3, 3)",
+        ),
+    ),
     "a checkpoint of rows that a module keeps": on(
         "(6, 3)",
         "h = data[step * 6 : step * 6 + 6]; loss = checkpoint(net, h, use_reentrant=False).square().mean()",

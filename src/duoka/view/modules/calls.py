@@ -355,7 +355,7 @@ def _can_be_split(value: Any) -> bool:
 
 def _versions(leaf: Tensor, batch: BatchTensor) -> list[int]:
     """Return the versions of a plain tensor and of the rows that were taken from it, which change with each write."""
-    return [version(leaf), *(share._spec.view.aliased.version(share._rows) for share in batch._shares)]
+    return [version(leaf), *(share._spec.view.aliased.version(share._local) for share in batch._shares)]
 
 
 def _histories(batch: BatchTensor) -> list[Any]:
