@@ -183,6 +183,17 @@ def test_what_only_reads_does_not() -> None:
     assert before.generators == []
 
 
+def test_an_attribute_is_no_variable_of_its_name() -> None:
+    holder = SimpleNamespace(counter=1)
+
+    def read(index: int) -> Any:
+        return holder.counter
+
+    before = DatasetState(read)
+    counts_outside(1)
+    assert before.changed(DatasetState(read)) is None
+
+
 def test_the_change_is_named() -> None:
     dataset = SimpleNamespace(transform=Slots(rng=random.Random(3)), read=0)
     before = DatasetState(dataset)

@@ -7,6 +7,7 @@ What cannot be compared, such as an iterator, counts as changed.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import io
@@ -152,13 +153,20 @@ def _named_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         yield name, with_value()
     yield from (("defaults", function.__defaults__), ("defaults by name", function.__kwdefaults__))
     for code in _codes(function.__code__):
-        for name in code.co_names:
+        for name in _globals_of(code):
             value = function.__globals__.get(name)
             if isinstance(value, ModuleType) and is_users(getattr(value, "__file__", None) or os.__file__):
                 named = [part for part in code.co_names if part in vars(value)]
                 yield from ((f"{name}.{part}", vars(value)[part]) for part in named)
             else:
                 yield name, value
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of global variables in code; `co_names` has those of attributes, too."""
+    named = (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return tuple(dict.fromkeys(named))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
