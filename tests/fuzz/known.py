@@ -803,6 +803,11 @@ OTHERS = {
             "w.register_hook(check)",
         ),
     ),
+    "arguments returned in a list": on(
+        "(6, 4)",
+        "a, b = torch.atleast_2d([x, x]); c, d = torch.atleast_3d([x, x[:, 0]])",
+        "print(a is x, b is x, c is x); x *= 2; print(a, b, c, d); a += 1; print(x, c)",
+    ),
     "any and all of bytes": on(
         "(6, 4)",
         "y = (x % 3).byte(); print(y.any().dtype, y.all().dtype, y.any(0), y.all(1), torch.any(y, 0, keepdim=True))",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import base_of, memory_of, tree_map_only
+from duoka.private.torch import base_of, memory_of, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies, AliasedCopy, holders, version
 from duoka.view.shares.strides import without_repetitions
@@ -86,13 +86,16 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
             for copy in copies.values()
             if bypasses_version or not copy.is_unwritten() or (name in _UNCOUNTED and copy.full is args[0])
         ]
-        for copy in copies.values():  # first those unwritten, as long as no tensor in `out` is a batch
-            if copy not in written and not isinstance(out, BatchTensor):
-                out = copy.returned(out)
+        for copy in copies.values():
+            if copy not in written and out is not copy.full:
+                copy.note_views(out)
         for copy in written:
             copy.refuse_another_form(name)
         for copy in written:
-            out = copy.written_back(out)
+            copy.write_back()
+        returned = {id(copy.full): copy.batch for copy in reversed(copies.values())}  # or in a list: atleast_2d([x])
+        if any(id(leaf) in returned for leaf in tree_leaves(out)):
+            out = tree_map_only(Tensor, lambda leaf: returned.get(id(leaf), leaf), out)
         return out
 
 
@@ -117,7 +120,9 @@ def take_row(batch: BatchTensor, index: int) -> Any:
     """Compute `batch[index]` whole; the fast path for loops over rows."""
     with batch._spec.view.whole_operations.timed("__getitem__"):
         copy = GatheredArgument(batch, keep=True)
-        return copy.returned(copy.full[index])
+        row = copy.full[index]
+        copy.note_views(row)
+        return row
 
 
 class GatheredArgument:
@@ -148,12 +153,9 @@ class GatheredArgument:
     def is_unwritten(self) -> bool:
         return version(self.full) == self._version
 
-    def returned(self, out: Any) -> Any:
-        """Return the result of an operation that wrote nothing, and keep track of views of the copy in it."""
-        if out is self.full:
-            return self.batch
+    def note_views(self, out: Any) -> None:
+        """Keep track of views of the copy in the result of an operation that did not write to it."""
         add_alias(self.batch, self.full, self._holders, out)
-        return out
 
     def refuse_another_form(self, name: str) -> None:
         """Raise Refused if the operation has changed the shape or dtype of the copy."""
@@ -165,8 +167,8 @@ class GatheredArgument:
                 "returns a new tensor, and assign its result"
             )
 
-    def written_back(self, out: Any) -> Any:
-        """Copy what the operation wrote into the rows, and return its result."""
+    def write_back(self) -> None:
+        """Copy what the operation wrote into the rows."""
         shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
@@ -177,7 +179,6 @@ class GatheredArgument:
             share._spec.view.aliased.note_equal(share._rows, self.full)
         if self._keeps:
             cache_copy(self.batch, self.full)
-        return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.full else leaf, out)
 
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
