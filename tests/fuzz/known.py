@@ -808,6 +808,13 @@ OTHERS = {
         "a, b = torch.atleast_2d([x, x]); c, d = torch.atleast_3d([x, x[:, 0]])",
         "print(a is x, b is x, c is x); x *= 2; print(a, b, c, d); a += 1; print(x, c)",
     ),
+    "hooks before and after a write in place": on(
+        "(6, 4)",
+        "y = x * w; y.register_hook(lambda g: g + 1); z = y.pow_(2)",
+        "z.register_hook(lambda g: g.clamp(-0.1, 0.1)); y.register_hook(lambda g: print(g))",
+        "w.grad = None; (y * y).sum().backward(); print(w.grad)",
+        header=("w = nn.Parameter(torch.ones(4))",),
+    ),
     "any and all of bytes": on(
         "(6, 4)",
         "y = (x % 3).byte(); print(y.any().dtype, y.all().dtype, y.any(0), y.all(1), torch.any(y, 0, keepdim=True))",

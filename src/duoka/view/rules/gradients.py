@@ -149,7 +149,7 @@ def _rows_of_each(tensors: list[Tensor]) -> list[Tensor]:
 
 def after_hooks(rows: Tensor) -> Tensor:
     """Return the tensor whose gradient is that of a batch's rows after the batch's hooks (`JointGradient`)."""
-    tensor: Tensor = getattr(rows, "duoka_after_hooks", rows)
+    tensor: Tensor = rows if _joint_of(rows) is None else rows.duoka_after_hooks  # type: ignore[attr-defined]
     return tensor
 
 
@@ -282,7 +282,7 @@ def register_hook(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if not batch._spec.view.shares.several or not batch.requires_grad:  # then torch raises
         rows = batch._shares[0]
         return originals.register_hook(rows._local, hook_of_rows(rows, hook))
-    joint = getattr(batch._shares[0]._local, "duoka_joint", None) or JointGradient(batch)
+    joint = _joint_of(batch._shares[0]._local) or JointGradient(batch)
     return joint.register(hook)
 
 
@@ -292,6 +292,12 @@ def call_hooks(hooks: Mapping[int, Callable[[Tensor], Any]], gradient: Tensor) -
         changed = hook(gradient)
         gradient = gradient if changed is None else changed
     return gradient
+
+
+def _joint_of(rows: Tensor) -> JointGradient | None:
+    """Return what calls the hooks of a batch with these rows; None once they were written in place, as in torch."""
+    joint: JointGradient | None = getattr(rows, "duoka_joint", None)
+    return None if joint is None or rows.grad_fn is not joint.node else joint
 
 
 class JointGradient:
@@ -310,6 +316,7 @@ class JointGradient:
             for index, part in enumerate(rows):
                 originals.register_hook(part, partial(self._check, index))
         joined = _Joined.apply(self, *rows)
+        self.node = joined[0].grad_fn
         for share, part, before in zip(batch._shares, joined, rows, strict=True):
             part.duoka_joint, part.duoka_after_hooks = self, before
             if before.retains_grad:
