@@ -815,6 +815,11 @@ OTHERS = {
         "w.grad = None; (y * y).sum().backward(); print(w.grad)",
         header=("w = nn.Parameter(torch.ones(4))",),
     ),
+    "dropout of features of vectors": on(
+        "(6, 4)",
+        "torch.manual_seed(step); print(F.dropout2d(x), F.dropout3d(x), F.dropout3d(x[:, None]))",
+        "print(F.dropout1d(x), F.dropout(x), torch.rand(2))",
+    ),
     "any and all of bytes": on(
         "(6, 4)",
         "y = (x % 3).byte(); print(y.any().dtype, y.all().dtype, y.any(0), y.all(1), torch.any(y, 0, keepdim=True))",

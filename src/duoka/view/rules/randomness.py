@@ -92,7 +92,8 @@ def drawn(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
     features = func in _OF_FEATURES
     # torch adds a dimension before those of a tensor that it takes for a single sample.
-    inside = replace(spec, dim=spec.dim + 1) if _UNBATCHED.get(func) == spec.dim + right else spec
+    dims = spec.dim + right
+    inside = replace(spec, dim=spec.dim + 1) if _BATCHED.get(func, dims) != dims else spec
 
     def spec_of(shape: tuple[int, ...]) -> Spec | None:
         if features and inside.dim > 1:
@@ -164,7 +165,7 @@ def _draws_by_rows(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right
 
 
 _OF_FEATURES = functions("dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout")
-_UNBATCHED = {F.dropout1d: 2, F.dropout3d: 4}  # numbers of dimensions
+_BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # numbers of dimensions of several samples
 _FILLING = frozenset(functions(FILLING))  # keep the gaps between their entries in memory
 _BY_VALUE = functions("poisson binomial rrelu")  # the number of draws depends on the values of all rows
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
