@@ -742,6 +742,20 @@ OTHERS = {
         "with torch.no_grad():\n    for piece in pieces: piece.mul_(2); piece[piece > 3] = 1",
         "print(h.tolist(), torch.autograd.grad(h.sum(), x)[0].tolist())",
     ),
+    "a function that gives no gradient": on(
+        "(6, 3)",
+        "h = x.requires_grad_() * 2; y = Silent.apply(h, w)",
+        "print([g is None or g.tolist() for g in torch.autograd.grad(y.sum(), (x, h, w), allow_unused=True)])",
+        "(Silent.apply(x * 2, w) + w.sum()).sum().backward(); print(x.grad, w.grad.tolist()); w.grad = None",
+        header=(
+            "class Silent(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x, w): ctx.save_for_backward(x); return x @ w\n"
+            "    @staticmethod\n"
+            "    def backward(ctx, g): return None, ctx.saved_tensors[0].t() @ g",
+            "torch.manual_seed(0); w = torch.randn(3, 3, requires_grad=True)",
+        ),
+    ),
     "strides of gradients of few rows": on(
         "(4, 3)",
         "t = x.t().contiguous().t().requires_grad_(); h = t * 1",

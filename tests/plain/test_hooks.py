@@ -44,6 +44,28 @@ def test_hooks_on_tensors_see_and_change_whole_gradients(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_a_hook_is_called_without_a_gradient(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    class Silent(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            return x @ w.t()
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.sum(1, keepdim=True).expand(-1, 3), None
+
+    weight = model[0].weight
+    weight.register_hook(lambda grad: print("hook", grad))
+    Silent.apply(x * model[0].bias[:3], weight).sum().backward()
+    print(weight.grad)
+    show("bias", model[0].bias.grad)
+    """
+    )
+    as_python(flow, source)
+
+
 def test_hooks_on_modules_see_whole_batches(flow: Flow) -> None:
     source = (
         START

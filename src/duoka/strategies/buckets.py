@@ -70,11 +70,13 @@ class _SentBucket(NamedTuple):
 class WholeHook:
     """A hook on a tensor that every rank holds whole. hook: the script's, called with the whole batch's gradient."""
 
-    hook: Callable[[Tensor], Any]
+    hook: Callable[[Any], Any]
     ranks: Collectives
 
-    def __call__(self, grad: Tensor) -> Tensor:
-        """Return the gradient for this rank."""
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Return the gradient for this rank. grad: None on all ranks if a script's own Function returns None."""
+        if grad is None:
+            return self.hook(grad)  # type: ignore[no-any-return]
         # Averaging it here makes the average at the end of the pass change nothing.
         total: Tensor = AllReduceSum.apply(LocalShares(self.ranks), grad) / self.ranks.world_size  # differentiable
         changed = self.hook(total)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -297,7 +298,7 @@ def call_hooks(hooks: Mapping[int, Callable[[Tensor], Any]], gradient: Tensor) -
 def _joint_of(rows: Tensor) -> JointGradient | None:
     """Return what calls the hooks of a batch with these rows; None once they were written in place, as in torch."""
     joint: JointGradient | None = getattr(rows, "duoka_joint", None)
-    return None if joint is None or rows.grad_fn is not joint.node else joint
+    return None if joint is None or rows.grad_fn is not joint.node() else joint
 
 
 class JointGradient:
@@ -316,7 +317,7 @@ class JointGradient:
             for index, part in enumerate(rows):
                 originals.register_hook(part, partial(self._check, index))
         joined = _Joined.apply(self, *rows)
-        self.node = joined[0].grad_fn
+        self.node = ref(joined[0].grad_fn)  # weak, as the node refers to this object
         for share, part, before in zip(batch._shares, joined, rows, strict=True):
             part.duoka_joint, part.duoka_after_hooks = self, before
             if before.retains_grad:

@@ -27,11 +27,14 @@ class AllReduceSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shares: LocalShares, *parts: Tensor) -> Tensor:
-        ctx.shares = shares
+        ctx.shares, ctx.count = shares, len(parts)
+        ctx.set_materialize_grads(False)
         return shares.total(parts)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if grads[0] is None:  # as a script's own Function may return
+            return None, *[None] * ctx.count
         return None, *(grad * ctx.shares.world_size for grad in _replicated(grads[0], ctx.shares))
 
 
@@ -62,6 +65,7 @@ class AllGatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shares: LocalShares, partitions: tuple[Partition, ...], *rows: Tensor) -> Tensor:
         ctx.partitions, ctx.shares = partitions, shares
+        ctx.set_materialize_grads(False)
         sent = rows[0].detach() if len(rows) == 1 else torch.cat([part.detach() for part in rows])
         if sent.dtype == torch.bool:
             sent = sent.view(torch.uint8)
@@ -73,7 +77,9 @@ class AllGatherRows(torch.autograd.Function):
         return full.view(torch.bool) if rows[0].dtype == torch.bool else full
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if grads[0] is None:
+            return None, None, *[None] * len(ctx.partitions)
         each = zip(_replicated(grads[0], ctx.shares), ctx.partitions, strict=True)
         return (
             None,
