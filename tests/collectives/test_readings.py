@@ -56,6 +56,7 @@ def test_readings_of_libraries_may_differ_in_number() -> None:
 
 def test_a_reading_that_rank_0_does_not_make_ends_the_run() -> None:
     def work(ranks: ProcessCollectives) -> str:
+        ranks.barrier()  # rank 0 ends first: not before rank 1 has connected to it
         ranks.reading(1.0, 1, True)
         try:
             if ranks.rank:
