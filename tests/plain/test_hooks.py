@@ -44,6 +44,25 @@ def test_hooks_on_tensors_see_and_change_whole_gradients(flow: Flow) -> None:
     as_python(flow, source)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "exact", "fsdp"])
+def test_hooks_on_parameters_record_no_gradients(strategy: str, flow: Flow) -> None:
+    source = (
+        START
+        + """
+    weight = model[0].weight
+    weight.register_hook(lambda grad: (print(torch.is_grad_enabled()), grad * weight)[1])
+    for _ in range(2):
+        model(x).sum().backward()
+        print(weight.grad.requires_grad, f"{weight.grad.sum().item():.6f}")
+    grad, = torch.autograd.grad(model(x).sum(), weight)
+    print(grad.requires_grad)
+    grad, = torch.autograd.grad(model(x).sum(), weight, create_graph=True)
+    print(grad.requires_grad)
+    """
+    )
+    as_python(flow, source, "--strategy", strategy, *(["--shares", "2"] if strategy == "exact" else []))
+
+
 def test_a_hook_is_called_without_a_gradient(flow: Flow) -> None:
     source = (
         START

@@ -146,10 +146,11 @@ class Exact(Bucketed):
         with torch.no_grad():
             if known.put(self._first + share, gradient.detach()):
                 self._mark_ready(index)
-                self._reach(id(parameter), parameter)
+                self._reach(id(parameter))
 
-    def _reach(self, key: int, tensor: Tensor) -> None:
-        self._reached.setdefault(key, len(self._reached))
+    def _reach(self, leaf: int, *_: Tensor) -> None:
+        """Note the place of a leaf, by its identity, in the order of the pass; also called by autograd."""
+        self._reached.setdefault(leaf, len(self._reached))
 
     def _local_gradients(self, index: int) -> list[Tensor]:
         info = self._infos[index]
@@ -222,19 +223,15 @@ class Exact(Bucketed):
             grads = [leaf.grad for leaf, _ in hooked]
             for (leaf, _), earlier in zip(hooked, before, strict=True):
                 leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
-            waiting = zip(hooked, before, grads, strict=True)
-            for (leaf, hooks), earlier, grad in sorted(waiting, key=lambda of: self._reached.get(id(of[0][0]), last)):
-                if grad is None:
-                    continue
-                changed = call_hooks(hooks, grad)
-                grad = grad if changed is grad else gather_all(changed).clone()  # the script may hold it
-                if earlier is None:
-                    leaf.grad = grad
-                elif grad.requires_grad:  # create_graph=True
-                    leaf.grad = earlier + grad
-                else:
-                    with torch.no_grad():
-                        leaf.grad = earlier.add_(grad)
+            waiting = [*zip(hooked, before, grads, strict=True)]
+            waiting.sort(key=lambda of: self._reached.get(id(of[0][0]), last))
+            with torch.no_grad():  # as in the pass
+                for (leaf, hooks), earlier, grad in waiting:
+                    if grad is None:
+                        continue
+                    changed = call_hooks(hooks, grad)
+                    grad = grad if changed is grad else gather_all(changed).clone()  # the script may hold it
+                    leaf.grad = grad if earlier is None else earlier.add_(grad)
 
 
 def be_deterministic(device: torch.device) -> None:

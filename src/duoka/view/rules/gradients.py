@@ -206,10 +206,11 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     totals = [
         _true_gradient([next(gradients) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
     ]
-    totals = [
-        total if total is None or of not in view.leaf_hooks else call_hooks(view.leaf_hooks[of], total)
-        for total, of in zip(totals, inputs, strict=True)
-    ]
+    with torch.set_grad_enabled(bool(how.get("create_graph"))):  # as in the pass
+        totals = [
+            total if total is None or of not in view.leaf_hooks else call_hooks(view.leaf_hooks[of], total)
+            for total, of in zip(totals, inputs, strict=True)
+        ]
     if unused_raises and any(total is None for total in totals):
         raise RuntimeError(_UNUSED)
     return materialized(totals, inputs, bool(how.get("create_graph"))) if filled else tuple(totals)

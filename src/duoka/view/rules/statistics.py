@@ -106,8 +106,7 @@ def _part_of_norm(
     keepdim: bool = False,
 ) -> Tensor:
     """Return the norm of this rank's rows, which are along `dim`; 0 if it has none, where torch has no maximum."""
-    if dtype is None and rows.dtype in _IN_16_BITS:
-        dtype = torch.float32
+    dtype = _computed_in(rows, dtype)
     if not rows.shape[dim]:
         every = list(range(rows.dim())) if dims is None else dims
         return torch.sum(rows.abs(), every, keepdim, dtype=dtype)
@@ -115,10 +114,12 @@ def _part_of_norm(
     return norm
 
 
+def _computed_in(rows: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    return torch.float32 if dtype is None and rows.dtype in _IN_16_BITS else dtype
+
+
 def _sum_of_squares(rows: Tensor, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool) -> Tensor:
-    if dtype is None and rows.dtype in _IN_16_BITS:
-        dtype = torch.float32
-    rows = rows.to(dtype)
+    rows = rows.to(_computed_in(rows, dtype))
     squares = (rows * rows.conj()).real if rows.is_complex() else rows.square()
     return squares.sum(list(range(rows.dim())) if dims is None else dims, keepdim)
 
