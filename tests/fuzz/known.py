@@ -57,6 +57,21 @@ LAYOUTS = {
     "strides": on("(6, 4)", "print(x.t().stride(), x.t().is_contiguous())"),
     "channels last": on("(6, 2, 3, 3)", "y = x.contiguous(memory_format=torch.channels_last)", "print(y.stride())"),
     "storage offset": on("(6, 4)", "print(x[1:].storage_offset(), x[:, 1:].storage_offset())"),
+    "out= a view of the argument": on("(6, 2)", "v = x.view_as(x)", "print(torch.sin(x, out=v) is v)", "v.t_()"),
+    "a copy that outlives one of more of the same memory": on(
+        "(6, 4)",
+        "columns = x[:, 1:]; part, row = columns[0], x[0]",
+        "del part; row.zero_()",
+        "print(columns.tolist(), torch.cumsum(columns, 0)[-1].tolist())",
+    ),
+    "an argument that comes twice": on(
+        "(6,)", "rows, columns = torch.meshgrid(x, x, indexing='ij'); del rows; columns[0] = 3; print(x.tolist())"
+    ),
+    "arguments of one memory": on(
+        "(6,)",
+        "rows, columns = torch.meshgrid(x, x.view_as(x), indexing='ij')",
+        "columns[0] = 3; print(rows.tolist(), x.tolist())",
+    ),
     "address beside an empty view": on(
         "(4, 2, 3)", "y = x.narrow(2, 0, 0)", "z = y.reshape(y.shape)", "print(z.data_ptr() == x.data_ptr())"
     ),
@@ -686,6 +701,17 @@ OTHERS = {
             "        self.kept[: len(x)] = x.detach()\n"
             "        return out",
             "net = Keeping(3, 3)",
+        ),
+    ),
+    "a checkpoint of what is no batch": on(
+        "(6, 3)",
+        "w.grad = v.grad = None; h = checkpoint(net, (w * x.sum(0)).cumsum(0), use_reentrant=True)",
+        "h = checkpoint(lambda h, v: net(h) * v, h, v, use_reentrant=True)",
+        "(h.norm() + checkpoint(lambda x, v: net(x) * v, x, v, use_reentrant=True).norm()).backward()",
+        "print(w.grad, v.grad, net.weight.grad)",
+        header=(
+            "from torch.utils.checkpoint import checkpoint; torch.manual_seed(0); net = nn.Linear(3, 3)",
+            "w, v = torch.randn(5, 3, requires_grad=True), nn.Parameter(torch.randn(3))",
         ),
     ),
     "a checkpoint of inputs without gradients": on(

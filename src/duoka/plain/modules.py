@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from inspect import getclosurevars, isfunction
 from typing import Any
 
@@ -58,7 +59,7 @@ def install(session: Session) -> None:
     if session.view.shares.exact:
         _keep_activations(session)
         return
-    session.patches.replace(*CHECKPOINT, around_checkpoints(on_rows))
+    session.patches.replace(*CHECKPOINT, around_checkpoints(partial(on_rows, session.view)))
 
 
 def _keep_activations(session: Session) -> None:

@@ -225,8 +225,12 @@ class View:
         return replicated
 
     def _adopt(self, leaf: Tensor) -> None:
-        key = id(leaf)
         self.adopt(leaf)
+        self.note_averaged(leaf)
+
+    def note_averaged(self, leaf: Tensor) -> None:
+        """Note a leaf whose gradient is averaged over ranks, by the strategy or where it goes on to."""
+        key = id(leaf)
         self._adopted[key] = ref(leaf, lambda _: self._adopted.pop(key, None))
 
     def _adopts_leaves_of(self, node: Any) -> bool:

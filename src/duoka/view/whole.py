@@ -67,7 +67,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         writes = may_write(func, kwargs)
-        copies = _gathered(batches, keep, shares_memory=writes)
+        copies = _gathered(batches, keep)
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].full, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
@@ -101,17 +101,21 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
 
 def gather_sharing(tree: Any) -> Any:
     """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others."""
-    copies = _gathered(batches_in(tree), False, shares_memory=True)
+    copies = _gathered(batches_in(tree), keep=False)
     return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].full, tree)
 
 
-def _gathered(batches: list[BatchTensor], keep: bool, shares_memory: bool) -> dict[int, GatheredArgument]:
-    """Gather batches, by identity. shares_memory: copies of one memory are parts of the largest of them."""
+def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgument]:
+    """Gather batches, by identity; copies of one memory are parts of the largest of them."""
     copies: dict[int, GatheredArgument] = {}
     others: list[AliasedCopy] = []
-    for batch in sorted(batches, key=_extent, reverse=True) if shares_memory else batches:
-        copies[id(batch)] = copy = GatheredArgument(batch, keep, others)
-        if shares_memory and len(batches) > 1:
+    batches = list({id(batch): batch for batch in batches}.values())  # an argument may come twice
+    for batch in sorted(batches, key=_extent, reverse=True):
+        copy = GatheredArgument(batch, keep, others)
+        if any(copy.full is other.full for other in copies.values()):
+            copy.full = copy.full[...]  # `torch.sin(x, out=v)` returns v, not x
+        copies[id(batch)] = copy
+        if len(batches) > 1:
             others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.full))
     return copies
 
@@ -134,6 +138,7 @@ class GatheredArgument:
     def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
+        _forget_unheld_copies(batch)
         known = spec.view.aliased.of(rows, spec, batch._meta.strides, others)
         keep = keep and not spec.view.aliased.has_uncounted_writes
         if known is None and keep and batch._cached is not None:
@@ -191,6 +196,21 @@ class GatheredArgument:
         without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
 
 
+def _forget_unheld_copies(batch: BatchTensor) -> None:
+    """Forget the copies of the batch's memory that the script holds on no rank, if there are several.
+
+    The rows have what was written through one of them; the others do not show it, and held ones refuse it.
+    """
+    shares = batch._shares
+
+    def forget(index: int) -> None:
+        aliased = shares[index]._spec.view.aliased
+        aliased.forget_unheld(aliased.of_memory(shares[index]._rows))
+
+    if len(shares[0]._spec.view.aliased.of_memory(shares[0]._rows)) > 1:
+        batch._spec.view.shares.each(forget)
+
+
 def _extent(batch: BatchTensor) -> int:
     """Return the distance in memory from the first element of a batch to its last."""
     return sum((size - 1) * stride for size, stride in zip(batch.shape, batch._meta.strides, strict=True))
@@ -246,9 +266,7 @@ class CachedCopy:
         memory = memory_of(rows)
         if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
             return None
-        others = [copy for copy in aliased.of_memory(rows) if copy.full is not self.full]
-        aliased.forget_unheld(others)
-        if any(copy in aliased.copies for copy in others):
+        if any(copy.full is not self.full for copy in aliased.of_memory(rows)):
             return None
         return self.full if self.full.requires_grad == (rows.requires_grad and records_gradients()) else None
 

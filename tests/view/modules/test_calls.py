@@ -339,7 +339,8 @@ class Checkpointed(Part):
         for layer in self.layers:
             inner = layer if self.how == "modules" else self._inline(layer)
             how = {"use_reentrant": self.reentrant}
-            x = checkpoint(inner, x, **how) if calls() is None else on_rows(checkpoint, inner, (x,), how)
+            known = calls()
+            x = checkpoint(inner, x, **how) if known is None else on_rows(known.view, checkpoint, inner, (x,), how)
         return x
 
     def _inline(self, layer: Any) -> Any:

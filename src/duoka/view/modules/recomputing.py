@@ -16,20 +16,28 @@ from torch import Tensor, nn
 from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, uncounted
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, join
 from duoka.view.tensor.spec import Meta
+from duoka.view.view import View
 
 _Kinds = list[tuple[Meta, ...]]  # of each leaf: the Meta of each local share; empty for what is no batch
 
 
-def on_rows(checkpoint: Callable[..., Any], function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+def on_rows(
+    view: View, checkpoint: Callable[..., Any], function: Callable[..., Any], args: Args, kwargs: Kwargs
+) -> Any:
     """Call torch's `checkpoint` on the local rows of the batches among the arguments; results may be batches, too."""
     named = {name: value for name, value in kwargs.items() if batches_in(value)}
     others = {name: value for name, value in kwargs.items() if name not in named}
     leaves, tree = tree_flatten((args, named))
+    leaves = [view.replicate(leaf) if type(leaf) in (Tensor, nn.Parameter) else leaf for leaf in leaves]
     rows, kinds = _apart(leaves)
     made: list[tuple[_Kinds, TreeSpec]] = []
 
     def of_rows(*rows: Any, **others: Any) -> tuple[Any, ...]:
-        args, named = tree_unflatten(_together(rows, kinds), tree)
+        inputs = _together(rows, kinds)
+        for leaf, outside in zip(inputs, leaves, strict=True):
+            if type(leaf) is Tensor and leaf is not outside:  # detached from it, with use_reentrant=True
+                view.note_averaged(leaf)
+        args, named = tree_unflatten(inputs, tree)
         out, shape = tree_flatten(function(*args, **named, **others))
         rows_out, of = _apart(out)
         made.append((of, shape))

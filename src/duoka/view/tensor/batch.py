@@ -337,16 +337,23 @@ def join(shares: Sequence[BatchTensor]) -> BatchTensor:
 def join_results(outs: Sequence[Any], batches: Sequence[MultiShareBatch] = ()) -> Any:
     """Combine the results of the local shares: batches are joined, anything else is the first share's.
 
-    batches: among the arguments; a result that is a share of one of these becomes that batch itself.
+    batches: among the arguments. A result that is a share of one of these becomes that batch itself, and what the
+    shares return twice becomes one batch.
     """
+    return _join_nested(outs, {id(batch._by_share[0]): batch for batch in batches})
+
+
+def _join_nested(outs: Sequence[Any], known: dict[int, BatchTensor]) -> Any:
+    """Combine results, as `join_results`. known: batches by the identity of their first share."""
     first = outs[0]
     if isinstance(first, BatchTensor):
-        same = [batch for batch in batches if batch._by_share[0] is first]
-        return same[0] if same else join(outs)
+        if id(first) not in known:
+            known[id(first)] = join(outs)
+        return known[id(first)]
     if isinstance(first, dict):
-        return {key: join_results([out[key] for out in outs], batches) for key in first}
+        return {key: _join_nested([out[key] for out in outs], known) for key in first}
     if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
-        return _like(first, [join_results(parts, batches) for parts in zip(*outs, strict=True)])
+        return _like(first, [_join_nested(parts, known) for parts in zip(*outs, strict=True)])
     return first
 
 
