@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.flows.flow import Flow
-from tests.plain.said import as_python, said
+from tests.plain.said import as_python, run, said
 
 START = """
     import torch
@@ -229,3 +229,20 @@ def test_under_exact_hooks_on_batches_are_called_once_with_whole_gradients(flow:
     """
     )
     as_python(flow, source, "--strategy", "exact")
+
+
+def test_under_exact_a_hook_for_gradients_of_several_parameters_is_refused(flow: Flow) -> None:
+    """torch's would miss those of parameters, which are complete after the pass only."""
+    source = (
+        START
+        + """
+    hidden = model[:2](x)
+    torch.autograd.graph.register_multi_grad_hook([hidden], lambda grads: show("hidden", grads[0]))
+    hidden.sum().backward()
+    torch.autograd.graph.register_multi_grad_hook([hidden, model[2].weight], print)
+    """
+    )
+    result = run(flow, source, "--strategy", "exact")
+    assert result.returncode != 0
+    assert result.stdout == "hidden (7, 4) 28.0000\n"
+    assert "register a hook on each" in result.stderr

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
+from duoka.private.torch import accumulates_gradient, transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, materialized, uses, whole_gradients
 from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in, gather_all
@@ -128,6 +128,15 @@ def install_hooks(session: Session) -> None:
             session.strategy.register_hook(self, lambda _: None)
         original(self)
 
+    @session.patches.around(torch.autograd.graph, "register_multi_grad_hook")
+    def register_joint_hook(original: Callable[..., Any], tensors: Sequence[Tensor], *args: Any, **kw: Any) -> Any:
+        if session.view.shares.exact and any(tensor.is_leaf for tensor in tensors):
+            raise Refused(
+                f"{user_line()} calls register_multi_grad_hook, whose hook gets gradients during the pass; with "
+                "--strategy exact those of parameters are complete when it is over: register a hook on each"
+            )
+        return original(tensors, *args, **kw)
+
 
 def install_hooks_after_accumulation(session: Session) -> None:
     """Call hooks of `register_post_accumulate_grad_hook` on parameters when the pass is over.
@@ -181,7 +190,9 @@ def install_hooks_after_accumulation(session: Session) -> None:
     def register(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         exact = session.view.shares.exact
         of_one_rank = session.ranks.world_size == 1 and not exact
-        if of_one_rank or not self.is_leaf or not self.requires_grad or type(self) in (BatchTensor, MultiShareBatch):
+        if of_one_rank or not self.requires_grad or type(self) in (BatchTensor, MultiShareBatch):
+            return original(self, hook)
+        if not accumulates_gradient(self):
             return original(self, hook)
         if exact and self not in hooks:
             original(self, reached)  # by a batch of fewer rows than shares, which all ranks compute whole

@@ -319,6 +319,18 @@ def move_hook_first(tensor: Tensor, key: int) -> None:
     hooks.update(others)  # torch reads the plain dict: `OrderedDict.move_to_end` would change nothing for it
 
 
+def accumulates_gradient(tensor: Tensor) -> bool:
+    """Return whether a tensor that requires a gradient is a leaf that gets one.
+
+    A view of a tensor that requires one, made without recording, says that it is a leaf, too. Public: none.
+    """
+    if not tensor.is_leaf or tensor._base is None:
+        return tensor.is_leaf
+    with WithoutTorchFunctions(), torch.enable_grad():
+        node: Any = tensor.view_as(tensor).grad_fn
+        return node.next_functions[0][0] is not None
+
+
 def gradient_is_accumulated(leaf: Tensor) -> bool:
     """Return whether the backward pass that is running adds the gradient of a leaf to its `.grad`. Public: none."""
     try:

@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.collectives.base import Collectives
 from duoka.collectives.tree_sum import Subtrees, Tree, start_sum
 from duoka.errors import Refused
-from duoka.private.torch import add_all_
+from duoka.private.torch import accumulates_gradient, add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.system import environment
 from duoka.system.user_code import user_line
@@ -196,11 +196,11 @@ class Exact(Bucketed):
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the whole gradient: of a leaf, it is called when the pass is over."""
-        if not leaf.is_leaf or not leaf.requires_grad:  # torch refuses the latter
-            return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
+        rows = leaf._shares[0]._local if isinstance(leaf, BatchTensor) else leaf
+        if not rows.requires_grad or not accumulates_gradient(rows):  # torch refuses the former
+            return originals.register_hook(rows, hook)  # whole already: every share's part is added before
         if leaf not in self._own_hooks:
             with unnumbered():
-                rows = leaf._shares[0]._local if isinstance(leaf, BatchTensor) else leaf
                 when_accumulated(rows, partial(self._reach, id(leaf)))  # not by way of its aliases
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         self._hooked.append(leaf)

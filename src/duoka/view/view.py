@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, Refused
-from duoka.private.torch import WithoutTorchFunctions, backward_of, move_hook_first
+from duoka.private.torch import WithoutTorchFunctions, accumulates_gradient, backward_of, move_hook_first
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies
 from duoka.view.generators import RankStream
@@ -213,7 +213,7 @@ class View:
         shares = self.shares
         if tensor.is_leaf:
             if id(tensor) not in self._adopted:
-                if shares.is_alias(tensor):
+                if shares.is_alias(tensor) or not accumulates_gradient(tensor):
                     return tensor
                 self._adopt(tensor)
             return self.alias(tensor)

@@ -189,7 +189,8 @@ class GatheredArgument:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
         for share in self.batch._shares:
             if not (share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()):  # else torch
-                self._write(share, share._local.data)  # refuses before it writes
+                with torch.no_grad():  # refuses before it writes
+                    self._write(share, share._local.data)
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.full)

@@ -46,25 +46,42 @@ def requires_grad_(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Return `x.grad`; of a leaf always the same batch, of another batch (`retain_grad`) divided here."""
+    """Return `x.grad`, the same batch until a pass adds to it.
+
+    Rows of a batch that is no leaf (`retain_grad`) keep only what passes have added since it was read last, which
+    arrives too large (module docstring) and is divided here.
+    """
     batch = args[0]
-    shares = batch._shares
-    grads: list[Any] = [after_hooks(share._local).grad for share in shares]
+    shares, known = batch._shares, batch._gradient
+    rows = [after_hooks(share._local) for share in shares]
+    grads: list[Any] = [part.grad for part in rows]
+    if known is not None and known[0] is grads[0]:
+        return known[1]
+    batch._gradient = None
     if grads[0] is None:
-        batch._gradient = None
         return None
-    is_leaf, view = shares[0]._local.is_leaf, batch._spec.view
+    is_leaf, view = rows[0].is_leaf, batch._spec.view
     if not is_leaf:
         grads = [grad / view.ranks.world_size for grad in grads]
-    elif batch._gradient is not None and batch._gradient[0] is grads[0]:
-        return batch._gradient[1]
     gradient = gradient_of([share._meta for share in shares], grads, accumulated=is_leaf)
-    for share, part, grad in zip(shares, gradient._shares, grads, strict=True):
-        if is_leaf and part._rows is not grad:  # laid out again: writes to the gradient are to reach it
-            after_hooks(share._local).grad = part._rows
-    if is_leaf and not view.of_parameters:  # which scripts copy and pickle
-        batch._gradient = gradient._shares[0]._rows, gradient
+    for of, part, grad in zip(rows, gradient._shares, grads, strict=True):
+        if not is_leaf:
+            of.grad = None
+        elif part._rows is not grad:  # laid out again: writes to the gradient are to reach it
+            of.grad = part._rows
+    if not is_leaf and known is not None:
+        with torch.set_grad_enabled(gradient.requires_grad):  # as in the pass
+            gradient = known[1] + gradient
+    _keep_gradient(batch, gradient, is_leaf)
     return gradient
+
+
+def _keep_gradient(batch: BatchTensor, gradient: BatchTensor, is_leaf: bool) -> None:
+    """Keep the batch that `x.grad` returns while the rows have the same gradient; rows that are no leaf have none."""
+    if not is_leaf:
+        batch._gradient = None, gradient
+    elif not batch._spec.view.of_parameters:  # which scripts copy and pickle
+        batch._gradient = gradient._shares[0]._rows, gradient
 
 
 def gradient_of(metas: Sequence[Meta], parts: Sequence[Tensor], accumulated: bool = False) -> BatchTensor:
@@ -104,19 +121,21 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
         return
     batch._gradient, gradients = None, []
     for index, share in enumerate(batch._shares):
+        rows = after_hooks(share._local)
         if grad is None or isinstance(grad, BatchTensor):
-            share._local.grad = None if grad is None else grad._shares[index]._local
+            rows.grad = None if grad is None else grad._shares[index]._local
         else:
 
-            def set_on(rows: Tensor, of: Tensor = share._local) -> Tensor:
-                of.grad = rows
-                return rows
+            def set_on(part: Tensor, of: Tensor = rows) -> Tensor:
+                of.grad = part
+                return part
 
             strides = set_rows(set_on, grad, share._spec)
-            gradients.append(BatchTensor(share._local.grad, share._spec, strides))  # type: ignore[arg-type]
-    if grad is not None and not batch._spec.view.of_parameters:
-        gradient = grad if isinstance(grad, BatchTensor) else join(gradients)
-        batch._gradient = gradient._shares[0]._rows, gradient
+            gradients.append(BatchTensor(rows.grad, share._spec, strides))  # type: ignore[arg-type]
+        if not rows.is_leaf:  # torch has checked it
+            rows.grad = None
+    if grad is not None:
+        _keep_gradient(batch, grad if isinstance(grad, BatchTensor) else join(gradients), rows.is_leaf)
 
 
 def backward(func: Function, args: Args, kwargs: Kwargs) -> Any:

@@ -45,7 +45,7 @@ class BatchTensor(Tensor):
     _rows: Tensor
     _meta: Meta
     _cached: Any = None  # a gathered copy (whole.py)
-    _gradient: Any = None  # of a leaf: the gradient of its rows, and the batch of it that the script knows
+    _gradient: Any = None  # the gradient of its rows if it is a leaf, and the batch of it that the script knows
     _range: Any = None  # that its values are known to be in (dispatch/failing.py)
     _shown_device: torch.device | None = None  # of an offloaded parameter: that to which the script has moved it
     # Set by rules/__init__.py and dispatch/native.py, which import this file:
