@@ -320,9 +320,9 @@ def move_hook_first(tensor: Tensor, key: int) -> None:
 
 
 def accumulates_gradient(tensor: Tensor) -> bool:
-    """Return whether a tensor that requires a gradient is a leaf that gets one.
+    """Return whether a tensor that requires a gradient is a leaf that gets one. Public: none.
 
-    A view of a tensor that requires one, made without recording, says that it is a leaf, too. Public: none.
+    A view of a tensor that requires one, made without recording, says that it is a leaf, too.
     """
     if not tensor.is_leaf or tensor._base is None:
         return tensor.is_leaf
