@@ -361,6 +361,8 @@ class AliasedCopies:
         released = [copy for copy in active if not copy.is_held()]
         last = [copy for copy in released if count[copy.memory] > 1]  # another copy of the memory may outlive it
         written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
+        if len({copy.memory for copy in written}) < len(written):
+            raise _two_copies()
         for copy in written:
             copy.write_through()
         # numpy's write is seen only on the rank whose rows it changes. So before a pass, which reads what autograd
@@ -427,10 +429,14 @@ class AliasedCopies:
 def _refuse_if_stale(copy: AliasedCopy) -> None:
     # One that is still equal is not marked so: the values differ between ranks, which then decide about a gathering.
     if not copy.is_equal() and copy.is_held():
-        raise Refused(
-            f"before {user_line()}, the script wrote to an array or a row of a batch while it held another one of "
-            "the same memory, which does not show this; take the larger one first, or take it after the write"
-        )
+        raise _two_copies()
+
+
+def _two_copies() -> Refused:
+    return Refused(
+        f"before {user_line()}, the script wrote to an array or a row of a batch while it held another one of "
+        "the same memory, which does not show this; take the larger one first, or take it after the write"
+    )
 
 
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
