@@ -72,6 +72,16 @@ LAYOUTS = {
         "rows, columns = torch.meshgrid(x, x.view_as(x), indexing='ij')",
         "columns[0] = 3; print(rows.tolist(), x.tolist())",
     ),
+    "rows taken without recording": on(
+        "(6, 3, 3)",
+        "x.requires_grad_(); y = x * 1",
+        "with (torch.no_grad, torch.inference_mode)[step % 2](): rows = x[0], y.diagonal(), *y.unbind()[:2], y[3]",
+        "print([(row.requires_grad, row.is_leaf, row._is_view()) for row in rows])",
+        "optimizer = torch.optim.SGD([rows[0]], 0.1)",
+        "(y * rows[0]).sum().backward(); optimizer.step(); print(x.grad, rows[0].grad)",
+        "rows[-1].add_(1)",
+        "with torch.no_grad(): rows[-1].add_(1); print(y.tolist())",
+    ),
     "address beside an empty view": on(
         "(4, 2, 3)", "y = x.narrow(2, 0, 0)", "z = y.reshape(y.shape)", "print(z.data_ptr() == x.data_ptr())"
     ),
@@ -701,38 +711,6 @@ OTHERS = {
             "        self.kept[: len(x)] = x.detach()\n"
             "        return out",
             "net = Keeping(3, 3)",
-        ),
-    ),
-    "a Function of a batch that is no argument": on(
-        "(6, 3)",
-        "box['x'] = x; w.grad = None; h = Scale.apply(w, box)",
-        "(h.square().mean() + Scale.apply(x * w, box).sum()).backward()",
-        "print(h.requires_grad, h, w.grad)",
-        header=(
-            "class Scale(torch.autograd.Function):\n"
-            "    def forward(ctx, w, box):\n"
-            "        ctx.x, ctx.shape = box['x'], w.shape\n"
-            "        return ctx.x * w\n"
-            "    def backward(ctx, g):\n"
-            "        return (g * ctx.x).sum_to_size(ctx.shape), None",
-            "w = torch.arange(3.0, requires_grad=True); box = {}",
-        ),
-    ),
-    "gradients of an expanded batch": on(
-        "(6, 3)",
-        "y = x.requires_grad_()[:, 0].expand(2, 6); y.retain_grad()",
-        "torch.logdet(y.T @ y + torch.eye(6)).backward(); print(y.grad, x.grad)",
-        "y = x[:, 0].expand(2, 6); print(torch.autograd.grad((y.T @ y + torch.eye(6)).logdet(), y))",
-        "x = x.detach()",
-    ),
-    "a Function without a gradient for BatchNorm": on(
-        "(6, 3)",
-        "(Blocked.apply(norm(x)).sum() + norm.bias.sum()).backward(); print(norm.weight.grad, norm.bias.grad)",
-        header=(
-            "norm = nn.BatchNorm1d(3)",
-            "class Blocked(torch.autograd.Function):\n"
-            "    forward = staticmethod(lambda ctx, x: x * 2)\n"
-            "    backward = staticmethod(lambda ctx, g: None)",
         ),
     ),
     "a checkpoint of what is no batch": on(

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, RanksApart, Refused
-from duoka.private.torch import is_dtensor
+from duoka.private.torch import accumulates_gradient, is_dtensor
 from duoka.strategies.base import Observer, Strategy
 from duoka.system.user_code import user_line
 from duoka.view import originals
@@ -277,6 +277,8 @@ class Bucketed(Strategy):
             if parameter not in self._frozen:
                 self._ranks.broadcast_into(parameter, 0)
             self._frozen[parameter] = None  # it may require a gradient later
+            return
+        if not accumulates_gradient(parameter):
             return
         self._frozen.pop(parameter, None)
         info = ParameterInfo(ref(parameter), parameter.shape, parameter.dtype, parameter.device)

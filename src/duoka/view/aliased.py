@@ -325,11 +325,11 @@ class AliasedCopies:
                 self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
-        """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients.
+        """Return the existing copy of these rows, or its part; None if there is none, or if it needs gradients.
 
         others: further copies, which the script does not hold.
         """
-        if rows.requires_grad:
+        if rows.requires_grad and records_gradients():
             return None
         memory = memory_of(rows)
         for copy in [*self.of_memory(rows), *(other for other in others if other.memory == memory)]:
@@ -361,8 +361,7 @@ class AliasedCopies:
         released = [copy for copy in active if not copy.is_held()]
         last = [copy for copy in released if count[copy.memory] > 1]  # another copy of the memory may outlive it
         written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
-        by_script = [copy.memory for copy in written if not copy.saved]
-        if len(set(by_script)) < len(by_script):
+        if len({copy.memory for copy in written}) < len(written):
             raise _two_copies()
         for copy in written:
             copy.write_through()

@@ -34,7 +34,7 @@ from duoka.view.tensor.batch import (
     of_share,
 )
 from duoka.view.tensor.spec import Spec
-from duoka.view.transforms import operators_are_observed, records_gradients
+from duoka.view.transforms import operators_are_observed, records_gradients, without_modes
 
 
 def compute_whole(func: Callable[..., Any], args: Args, kwargs: Kwargs, name: str = "") -> Any:
@@ -68,7 +68,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         writes = may_write(func, kwargs)
         copies = _gathered(batches, keep)
-        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].full, (args, kwargs))
+        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
         try:
@@ -84,16 +84,17 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         written = [
             copy
             for copy in copies.values()
-            if bypasses_version or not copy.is_unwritten() or (name in _UNCOUNTED and copy.full is args[0])
+            if bypasses_version or not copy.is_unwritten() or (name in _UNCOUNTED and copy.argument is args[0])
         ]
         for copy in copies.values():
-            if copy not in written and out is not copy.full:
+            if copy not in written and out is not copy.argument:
                 copy.note_views(out)
         for copy in written:
             copy.refuse_another_form(name)
         for copy in written:
             copy.write_back()
-        returned = {id(copy.full): copy.batch for copy in reversed(copies.values())}  # or in a list: atleast_2d([x])
+        # Also in a list: atleast_2d([x]).
+        returned = {id(copy.argument): copy.batch for copy in reversed(copies.values())}
         if any(id(leaf) in returned for leaf in tree_leaves(out)):
             out = tree_map_only(Tensor, lambda leaf: returned.get(id(leaf), leaf), out)
         return out
@@ -102,7 +103,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
 def gather_sharing(tree: Any) -> Any:
     """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others."""
     copies = _gathered(batches_in(tree), keep=False)
-    return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].full, tree)
+    return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, tree)
 
 
 def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgument]:
@@ -112,8 +113,8 @@ def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgum
     batches = list({id(batch): batch for batch in batches}.values())  # an argument may come twice
     for batch in sorted(batches, key=_extent, reverse=True):
         copy = GatheredArgument(batch, keep, others)
-        if any(copy.full is other.full for other in copies.values()):
-            copy.full = copy.full[...]  # `torch.sin(x, out=v)` returns v, not x
+        if any(copy.argument is other.argument for other in copies.values()):
+            copy.argument = copy.argument[...]  # `torch.sin(x, out=v)` returns v, not x
         copies[id(batch)] = copy
         if len(batches) > 1:
             others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.full))
@@ -124,7 +125,7 @@ def take_row(batch: BatchTensor, index: int) -> Any:
     """Compute `batch[index]` whole; the fast path for loops over rows."""
     with batch._spec.view.whole_operations.timed("__getitem__"):
         copy = GatheredArgument(batch, keep=True)
-        row = copy.full[index]
+        row = copy.argument[index]
         copy.note_views(row)
         return row
 
@@ -134,6 +135,9 @@ class GatheredArgument:
 
     others: copies of which it is a part if it has their memory.
     """
+
+    full: Tensor  # the copy
+    argument: Tensor  # what the operation gets: the copy, or the same memory (`_asking_as`)
 
     def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
@@ -154,6 +158,7 @@ class GatheredArgument:
                 cache_copy(batch, known)
         self.batch, self.full, self._keeps = batch, known, keep
         self._version, self._holders, self._grad_fn = version(known), holders(known), _history(known)
+        self.argument = _asking_as(rows, known)
 
     def is_unwritten(self) -> bool:
         return version(self.full) == self._version
@@ -164,7 +169,7 @@ class GatheredArgument:
 
     def refuse_another_form(self, name: str) -> None:
         """Raise Refused if the operation has changed the shape or dtype of the copy."""
-        if self.full.shape != self.batch.shape or self.full.dtype != self.batch.dtype:
+        if self.argument.shape != self.batch.shape or self.argument.dtype != self.batch.dtype:
             for aliased in (share._spec.view.aliased for share in self.batch._shares):
                 aliased.copies = [copy for copy in aliased.copies if copy.full is not self.full]
             raise Refused(
@@ -195,6 +200,17 @@ class GatheredArgument:
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.full)
         without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
+
+
+def _asking_as(rows: Tensor, copy: Tensor) -> Tensor:
+    """Return the memory of a gathered copy that requires gradients if the rows do, although autograd records nothing.
+
+    What is a view of it then requires them, too.
+    """
+    if copy.requires_grad or not rows.requires_grad:
+        return copy
+    with without_modes(), torch.inference_mode(False):
+        return copy.detach().requires_grad_()
 
 
 def _forget_unheld_copies(batch: BatchTensor) -> None:
@@ -309,7 +325,7 @@ def index_cached(batch: Any, index: Any, *value: Any) -> Any:
         return NotImplemented
     view.whole_operations.repeated += 1
     if not value:
-        return full[index]
+        return _asking_as(batch._rows, full)[index]
     full[index] = value[0]
     return None
 
