@@ -713,6 +713,38 @@ OTHERS = {
             "net = Keeping(3, 3)",
         ),
     ),
+    "a Function of a batch that is no argument": on(
+        "(6, 3)",
+        "box['x'] = x; w.grad = None; h = Scale.apply(w, box)",
+        "(h.square().mean() + Scale.apply(x * w, box).sum()).backward()",
+        "print(h.requires_grad, h, w.grad)",
+        header=(
+            "class Scale(torch.autograd.Function):\n"
+            "    def forward(ctx, w, box):\n"
+            "        ctx.x, ctx.shape = box['x'], w.shape\n"
+            "        return ctx.x * w\n"
+            "    def backward(ctx, g):\n"
+            "        return (g * ctx.x).sum_to_size(ctx.shape), None",
+            "w = torch.arange(3.0, requires_grad=True); box = {}",
+        ),
+    ),
+    "gradients of an expanded batch": on(
+        "(6, 3)",
+        "y = x.requires_grad_()[:, 0].expand(2, 6); y.retain_grad()",
+        "torch.logdet(y.T @ y + torch.eye(6)).backward(); print(y.grad, x.grad)",
+        "y = x[:, 0].expand(2, 6); print(torch.autograd.grad((y.T @ y + torch.eye(6)).logdet(), y))",
+        "x = x.detach()",
+    ),
+    "a Function without a gradient for BatchNorm": on(
+        "(6, 3)",
+        "(Blocked.apply(norm(x)).sum() + norm.bias.sum()).backward(); print(norm.weight.grad, norm.bias.grad)",
+        header=(
+            "norm = nn.BatchNorm1d(3)",
+            "class Blocked(torch.autograd.Function):\n"
+            "    forward = staticmethod(lambda ctx, x: x * 2)\n"
+            "    backward = staticmethod(lambda ctx, g: None)",
+        ),
+    ),
     "a checkpoint of what is no batch": on(
         "(6, 3)",
         "w.grad = v.grad = None; h = checkpoint(net, (w * x.sum(0)).cumsum(0), use_reentrant=True)",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import BackwardHook
 
 from duoka.plain.session import Session
-from duoka.private.torch import backward_engine, note_constructors
+from duoka.private.torch import WithoutTorchFunctions, backward_engine, note_constructors, tree_map_only
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.rules.lookup import argument
 from duoka.view.tensor.batch import BatchTensor, batches_in
@@ -65,16 +65,20 @@ def install(session: Session) -> None:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         bound = their_apply.__get__(None, cls)
+
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            return _whole_results(bound(*args, **kwargs))
+
         if not any(isinstance(value, BatchTensor) for value in args):
             with whole_modules(cls):
-                return bound(*args, **kwargs)
+                return whole(*args, **kwargs)
         if cls.__module__.startswith(_KEEPING_ROWS):
             return _of_rows(bound, args)
         with whole_modules(cls):
             args = tuple(map(_unsharded, args))
             if not any(isinstance(value, BatchTensor) for value in args):
-                return bound(*args, **kwargs)
-            return compute_opaque(names_of_class(cls), bound, args, kwargs)
+                return whole(*args, **kwargs)
+            return compute_opaque(names_of_class(cls), whole, args, kwargs)
 
     their_apply: Any = inspect.getattr_static(torch.autograd.Function, "apply")
     patches.put(torch.autograd.Function, "apply", classmethod(apply))
@@ -82,7 +86,7 @@ def install(session: Session) -> None:
     @patches.around(torch.autograd.function.BackwardCFunction, "apply")
     def apply_backward(original: Callable[..., Any], self: Any, *grads: Any) -> Any:
         with whole_modules(self._forward_cls):
-            return original(self, *grads)
+            return gather_sharing(original(self, *grads))
 
     @patches.around(BackwardHook, "__init__")
     def hooks_of_module(original: Callable[..., Any], self: Any, module: Any, *hooks: Any) -> None:
@@ -106,6 +110,32 @@ def _returning_whole(hook: Callable[..., Any]) -> Callable[..., Any]:
         return gather_sharing(hook(*args))
 
     return whole
+
+
+def _whole_results(out: Any) -> Any:
+    """Return what a Function returns; gather batches, which it has made of others than its arguments (`ctx.x`).
+
+    Its node is that of the batch's wrapper, not of the rows.
+    """
+    if not batches_in(out):
+        return out
+    with WithoutTorchFunctions():
+        return tree_map_only(BatchTensor, lambda batch: _make_whole(batch, batch.full_tensor().detach()), out)
+
+
+class _Whole(torch.autograd.Function):
+    """All rows of a batch, whose gradient is that of its wrapper."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: Tensor, full: Tensor) -> Tensor:
+        return full.view_as(full)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return *grads, None
+
+
+_make_whole: Any = _Whole.apply  # as it is before it is intercepted
 
 
 def _unsharded(value: Any) -> Any:

@@ -361,7 +361,8 @@ class AliasedCopies:
         released = [copy for copy in active if not copy.is_held()]
         last = [copy for copy in released if count[copy.memory] > 1]  # another copy of the memory may outlive it
         written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
-        if len({copy.memory for copy in written}) < len(written):
+        by_script = [copy.memory for copy in written if not copy.saved]
+        if len(set(by_script)) < len(by_script):
             raise _two_copies()
         for copy in written:
             copy.write_through()

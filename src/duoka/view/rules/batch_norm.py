@@ -131,6 +131,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         mean, var = combined(means, variances, counts.to(means.dtype) / total)
         ctx.save_for_backward(*inputs, mean, var)
         ctx.eps, ctx.total, ctx.shares = eps, total, shares
+        ctx.set_materialize_grads(False)
         out = [
             F.batch_norm(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
             for part, weight, bias in zip(rows, weights, biases, strict=True)
@@ -139,15 +140,18 @@ class _WholeBatchNorm(torch.autograd.Function):
         return (*out, mean, var)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
         *inputs, mean, var = ctx.saved_tensors
         shares = ctx.shares
+        if all(grad is None for grad in grads):  # as a script's own Function may return
+            return (None,) * len(ctx.needs_input_grad)
         rows, weights, biases = _apart(inputs, shares)
+        grads = tuple(torch.zeros_like(of) if grad is None else grad for grad, of in zip(grads, rows, strict=False))
         if torch.is_grad_enabled():  # a gradient of this gradient is requested
             return None, None, None, None, *_gradients_in_steps(inputs, grads, ctx.eps, ctx.total, shares)
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
-        dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: shares.count]]
+        dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads]
         centred = [(part - mean.view(shape)).mul_(inverse.view(shape)) for part in rows]
         sums = [
             torch.stack([grad.sum(dims), (grad * part).sum(dims)]) for grad, part in zip(dense, centred, strict=True)
@@ -186,12 +190,15 @@ class _KernelBatchNorm(torch.autograd.Function):
         )
         ctx.save_for_backward(rows, weight, bias, mean, inverse, counts)
         ctx.shares, ctx.eps = shares, running.eps
+        ctx.set_materialize_grads(False)
         return torch.batch_norm_elemt(rows, weight, bias, mean, inverse, running.eps)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
         rows, weight, bias, mean, inverse, counts = ctx.saved_tensors
         shares: LocalShares = ctx.shares
+        if grads[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
         if torch.is_grad_enabled():
             inputs = (rows, weight, bias)
             return None, None, None, *_gradients_in_steps(inputs, grads, ctx.eps, counts.sum(), shares)

@@ -44,16 +44,34 @@ class Replicate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shares: LocalShares, tensor: Tensor) -> tuple[Tensor, ...]:
         ctx.shares = shares
+        ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for _ in range(shares.count))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, AllReduceSum.apply(ctx.shares, *(grad.contiguous() for grad in grads)) / ctx.shares.world_size
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        known = next((grad for grad in grads if grad is not None), None)
+        if known is None:
+            return None, None
+        parts = (torch.zeros_like(known) if grad is None else grad.contiguous() for grad in grads)
+        return None, AllReduceSum.apply(ctx.shares, *parts) / ctx.shares.world_size
 
 
 def _replicated(grad: Tensor, shares: LocalShares) -> tuple[Tensor, ...]:
     """Replicate a gradient for each local share; without `create_graph` no graph is needed."""
     return Replicate.apply(shares, grad) if torch.is_grad_enabled() else (grad,) * shares.count
+
+
+class Expanded(torch.autograd.Function):
+    """The same values, expanded in memory where they repeat; each repetition has its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, once: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return once.expand(tensor.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return *grads, None
 
 
 class AllGatherRows(torch.autograd.Function):

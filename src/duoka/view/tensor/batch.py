@@ -13,8 +13,10 @@ from torch import Generator, Tensor
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
+from duoka.view.shares.differentiable import Expanded
 from duoka.view.shares.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.tensor.spec import Meta, Spec
+from duoka.view.transforms import operators_are_observed
 from duoka.view.view import View
 
 Function = Callable[..., Any]
@@ -292,13 +294,15 @@ def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
         # torch compares the strides of dimensions of size 1, too, to tell whether two tensors are the same memory.
         same = tensor.requires_grad or tensor.stride() == strides
         return tensor if same else tensor.as_strided(tensor.shape, strides)
-    shape, tensor = tensor.shape, without_repetitions(tensor, strides)
+    every, tensor = tensor, without_repetitions(tensor, strides)
+    if tensor is not every and every.requires_grad and torch.is_grad_enabled() and not operators_are_observed():
+        return Expanded.apply(every, laid_out(tensor.detach(), strides))  # type: ignore[no-any-return]
     order = memory_order(strides)
     if is_dense(tensor.shape, strides):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
     else:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-    return tensor.expand(shape)
+    return tensor.expand(every.shape)
 
 
 # Scripts print the names of types.
