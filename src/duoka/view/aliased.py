@@ -189,6 +189,7 @@ class _Gathered:
     form_of_rows: tuple[int, torch.Size, Strides]  # place of the first element, shape, strides
     shape: torch.Size
     strides: Strides
+    offset: int
     spec: Spec
     device: torch.device
     requires_grad: bool
@@ -203,7 +204,7 @@ class _Gathered:
         if memory is None:  # others may have it still
             full = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=self.device)
         else:
-            full = rows.new_empty(0, device=self.device).set_(memory, 0, self.shape, self.strides)
+            full = rows.new_empty(0, device=self.device).set_(memory, self.offset, self.shape, self.strides)
         active = memory is not None
         return AliasedCopy(rows, self.spec, self.strides, full, holders=1, active=active, saved=True)
 
@@ -285,7 +286,7 @@ class AliasedCopies:
         """Note a gathered copy that autograd may save."""
         if full.requires_grad or (records_gradients() and not full.is_inference()):
             form = int(rows.storage_offset()), rows.shape, rows.stride()
-            of_copy = full.shape, strides, spec, full.device, full.requires_grad
+            of_copy = full.shape, strides, int(full.storage_offset()), spec, full.device, full.requires_grad
             bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(full))
             number = self.version(rows)
             self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, bases, number))

@@ -150,7 +150,7 @@ class GatheredArgument:
         if known is None:
             records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
-                known = laid_out(Spec.gather_shares(parts), batch._meta.strides)
+                known = laid_out(Spec.gather_shares(parts), batch._meta.strides, *_place_in_memory(batch))
                 if spec.view.gathers_on is not None:  # the script's views of it are there
                     known = known.to(spec.view.gathers_on)
             note_gathered(batch, known)
@@ -200,6 +200,18 @@ class GatheredArgument:
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.full)
         without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
+
+
+def _place_in_memory(batch: BatchTensor) -> tuple[int, int]:
+    """Return the offset of a batch in one device's memory of all samples, and the size of that, in elements.
+
+    Return zeros if it is a view of more than that: the copy of one time step would take as much memory as all steps.
+    """
+    rows, spec = batch._shares[0]._rows, batch._spec
+    sample, size = batch._meta.strides[spec.dim] * spec.inner, rows.untyped_storage().nbytes() // rows.itemsize
+    if size != spec.partition.rows * sample:
+        return 0, 0
+    return int(rows.storage_offset()), spec.partition.n * sample
 
 
 def _asking_as(rows: Tensor, copy: Tensor) -> Tensor:

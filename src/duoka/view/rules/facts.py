@@ -16,7 +16,7 @@ from duoka.view import originals
 from duoka.view.aliased import same_memory
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
-from duoka.view.shares.strides import global_distance
+from duoka.view.shares.strides import global_distance, without_repetitions
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, set_rows
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.whole import compute_whole
@@ -85,7 +85,8 @@ def address(func: Function, args: Args, kwargs: Kwargs) -> int:
     if not args[0]._meta.shape.numel():
         return 0
     copies = [] if view.of_parameters else [copy for copy in view.aliased.of_memory(rows) if copy.full.numel()]
-    largest = max(copies, key=lambda copy: copy.full.untyped_storage().nbytes(), default=None)  # holds the others
+    # It holds the others.
+    largest = max(copies, key=lambda copy: without_repetitions(copy.full, copy.strides).nbytes, default=None)
     start = _start(rows) if largest is None else largest.full.data_ptr() - largest.offset()
     return int(start + storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize)
 

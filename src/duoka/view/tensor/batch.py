@@ -288,20 +288,27 @@ def note_gathered(batch: BatchTensor, full: Tensor) -> None:
         share._spec.view.aliased.note_gathered(share._rows, share._spec, batch._meta.strides, full)
 
 
-def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
-    """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records."""
+def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -> Tensor:
+    """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records.
+
+    offset, size: of a copy with gaps, the place of its first element in its memory, and the number of elements that
+    this has (default: what the copy needs).
+    """
     if same_layout(tensor.shape, tensor.stride(), strides):
         # torch compares the strides of dimensions of size 1, too, to tell whether two tensors are the same memory.
         same = tensor.requires_grad or tensor.stride() == strides
         return tensor if same else tensor.as_strided(tensor.shape, strides)
     every, tensor = tensor, without_repetitions(tensor, strides)
     if tensor is not every and every.requires_grad and torch.is_grad_enabled() and not operators_are_observed():
-        return Expanded.apply(every, laid_out(tensor.detach(), strides))  # type: ignore[no-any-return]
+        return Expanded.apply(every, laid_out(tensor.detach(), strides, offset, size))  # type: ignore[no-any-return]
     order = memory_order(strides)
     if is_dense(tensor.shape, strides):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
     else:
-        tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        if size:
+            copy.set_(tensor.new_empty(size).untyped_storage(), offset, tensor.shape, strides)
+        tensor = copy.copy_(tensor)
     return tensor.expand(every.shape)
 
 
