@@ -84,7 +84,7 @@ LAYOUTS = {
     ),
     "rows of views in memory": on(
         "(6, 3, 4)",
-        "views = x[:, 1:], x[..., 2], x.chunk(2, 2)[0], x.transpose(0, 1)[2], x.diagonal(0, 1, 2), x.flatten(1)[:, 5:]",
+        "views = x[:, 1:], x[..., 2], x.chunk(2, 2)[0], x.unbind(1)[2], x.diagonal(0, 1, 2), x.flatten(1)[:, 5:]",
         "rows = [view[4] for view in views]",
         "print([(row.storage_offset(), row.untyped_storage().nbytes()) for row in rows])",
         "array = torch.from_numpy(views[1].numpy()); print(array.data_ptr() - rows[1].untyped_storage().data_ptr())",
