@@ -58,6 +58,16 @@ LAYOUTS = {
     "channels last": on("(6, 2, 3, 3)", "y = x.contiguous(memory_format=torch.channels_last)", "print(y.stride())"),
     "storage offset": on("(6, 4)", "print(x[1:].storage_offset(), x[:, 1:].storage_offset())"),
     "out= a view of the argument": on("(6, 2)", "v = x.view_as(x)", "print(torch.sin(x, out=v) is v)", "v.t_()"),
+    "unique_consecutive with arguments by place": on("(6,)", "print(torch.unique_consecutive(x, True))"),
+    "an integer divided by zero in the rows of one rank": on(
+        "(6, 2)",
+        "y = x.long(); z = y.flip(0)",
+        "for divide in (torch.remainder, torch.Tensor.__rfloordiv__, torch.lcm, torch.Tensor.__imod__):",
+        "    try:",
+        "        print(divide(z, y))",
+        "    except RuntimeError as error:",
+        "        print(error, z)",
+    ),
     "a copy that outlives one of more of the same memory": on(
         "(6, 4)",
         "columns = x[:, 1:]; part, row = columns[0], x[0]",

@@ -1,6 +1,7 @@
 """Functions of torch that create tensors from tensors, and bypass `__torch_function__`.
 
-`F.l1_loss` calls it, but leaves out its weight.
+`F.l1_loss` calls it, but leaves out its weight. `torch.unique_consecutive(x, True)` calls it as what it says, and
+computes something else without it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def install(session: Session) -> None:
     note_constructors()  # before they are replaced
     patches = session.patches
 
-    @patches.around(torch, "tensor", "asarray", "to_dlpack", *_SPARSE)
+    @patches.around(torch, "tensor", "asarray", "to_dlpack", "unique_consecutive", *_SPARSE)
     @patches.around(torch.utils.dlpack, "to_dlpack")
     def of_whole(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return compute_whole(original, args, kwargs) if batches_in((args, kwargs)) else original(*args, **kwargs)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves, tree_map_only
-from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_indices, may_fail, note_success
+from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.rules.draws import DrawCache
@@ -161,7 +161,7 @@ def _run_as_all_ranks(call: DescribedCall) -> Any:
                 out = agreed(lambda: _replay_or_run(call), lambda: _compute_whole(call))
                 note_success(call.func, call.args)
                 return out
-            if not agreed(lambda: check_indices(call.func, call.args, call.kwargs), lambda: False):
+            if not agreed(lambda: check_values(call.func, call.args, call.kwargs), lambda: False):
                 return _compute_whole(call)
         return _replay_or_run(call)
     except Exception as error:

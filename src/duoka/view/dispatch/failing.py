@@ -1,4 +1,4 @@
-"""Torch functions that may raise for the values of some rows: an index out of range, an invalid probability.
+"""Torch functions that may raise for the values of some rows: an index out of range, an integer divided by zero.
 
 Only the rank with such a row gets the error, and the script may catch it and continue. So after each of these
 functions the ranks exchange one number, whether any has failed. If so, all compute the function whole and raise the
@@ -36,14 +36,21 @@ _MATRICES = """
 cholesky cholesky_inverse inverse inv solve eig eigh eigvals eigvalsh svd svdvals pinv lu lu_factor ldl_factor lstsq
 matrix_rank cond tensorinv tensorsolve
 """
+_DIVISIONS = "floor_divide remainder fmod lcm __floordiv__ __mod__ div divide"
+_DIVISIONS_BY_SELF = "__rfloordiv__ __rmod__"
+_DIVISIONS_IN_PLACE = "floor_divide_ remainder_ fmod_ lcm_ __ifloordiv__ __imod__ div_ divide_"
 
 BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
 _PUT = frozenset({Tensor.__setitem__, *functions("index_put_")})
-WRITES_ROWS = _PUT.union(functions(_ALONG_IN_PLACE))
-_BY_INDEX = frozenset({*functions(_INDEXING), *BY_ITEM}) | WRITES_ROWS
+_INDEXED_IN_PLACE = _PUT.union(functions(_ALONG_IN_PLACE))
+_BY_INDEX = frozenset({*functions(_INDEXING), *BY_ITEM}) | _INDEXED_IN_PLACE
+_DIVIDED_IN_PLACE = frozenset(functions(_DIVISIONS_IN_PLACE))
+_DIVISOR_FIRST = frozenset(functions(_DIVISIONS_BY_SELF))
+_DIVIDED = frozenset(functions(_DIVISIONS)) | _DIVISOR_FIRST | _DIVIDED_IN_PLACE
+WRITES_ROWS = _INDEXED_IN_PLACE | _DIVIDED_IN_PLACE
 _BY_VALUE = frozenset({F.binary_cross_entropy, F.gaussian_nll_loss})
 _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
-RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
+RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX | _DIVIDED
 
 
 def may_fail(func: Any, args: Args, batches: Sequence[BatchTensor], kwargs: dict[str, Any] | None = None) -> bool:
@@ -55,6 +62,9 @@ def may_fail(func: Any, args: Args, batches: Sequence[BatchTensor], kwargs: dict
         return True
     if batches[0].device.type != "cpu":
         return False
+    if func in _DIVIDED:
+        unknown = {"rounding_mode": "floor"} if kwargs is None else kwargs
+        return (kwargs is None and len(args) < 2) or _divisor(func, args, unknown) is not None
     if func is F.embedding and len(args) > 1 and _is_known_to_fit(args[0], args[1]):
         return False
     if func in WRITES_ROWS:
@@ -91,8 +101,29 @@ def _is_known_to_fit(indices: Tensor, weight: Tensor) -> bool:
     return unwritten and rows is indices._rows and end <= shape_of(weight)[0]
 
 
-def check_indices(func: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Return True if all indices of a call of WRITES_ROWS are in range in this rank's rows; else raise IndexError."""
+def _divisor(func: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
+    """Return the divisor, a tensor, of a division of integers; None if the call is another one."""
+    divisor = args[0] if func in _DIVISOR_FIRST else argument(args, kwargs, 1, "other")
+    operands = (*args[:2], divisor)
+    inexact = any(
+        dtype_of(of).is_floating_point or dtype_of(of).is_complex if isinstance(of, Tensor) else isinstance(of, float)
+        for of in operands
+    )
+    rounds = not func.__name__.startswith("div") or kwargs.get("rounding_mode") is not None
+    return divisor if isinstance(divisor, Tensor) and rounds and not inexact else None
+
+
+def check_values(func: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Return True if all indices of a call of WRITES_ROWS are in range in this rank's rows, and no divisor is 0.
+
+    Raises:
+        IndexError: otherwise.
+    """
+    if func in _DIVIDED_IN_PLACE:
+        divisor = _divisor(func, args, kwargs)
+        if divisor is not None and not all(part.all() for part in _parts(divisor)):
+            raise IndexError
+        return True
     if any(_is_outside(index, values) for index, values in _indices(func, args, kwargs)):
         raise IndexError
     return True
@@ -114,6 +145,10 @@ def _indices(func: Any, args: Args, kwargs: Kwargs) -> Iterator[tuple[Tensor, ra
 
 
 def _is_outside(index: Tensor, values: range) -> bool:
-    parts = [share._local for share in index._shares] if isinstance(index, BatchTensor) else [index]
-    ends = [end.item() for part in parts if part.numel() for end in part.aminmax()]
+    ends = [end.item() for part in _parts(index) if part.numel() for end in part.aminmax()]
     return not all(end in values for end in ends)
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Return the local rows of a batch; of another tensor itself."""
+    return [share._local for share in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor]
