@@ -92,6 +92,11 @@ LAYOUTS = {
         "rows[-1].add_(1)",
         "with torch.no_grad(): rows[-1].add_(1); print(y.tolist())",
     ),
+    "isin of values that are not unique": on(
+        "(6, 3)",
+        "y = x.long() % 4",
+        "print([torch.isin(*of, assume_unique=True).tolist() for of in ((y[:, 0], y), (y, torch.arange(40) % 7))])",
+    ),
     "rows of views in memory": on(
         "(6, 3, 4)",
         "views = x[:, 1:], x[..., 2], x.chunk(2, 2)[0], x.unbind(1)[2], x.diagonal(0, 1, 2), x.flatten(1)[:, 5:]",

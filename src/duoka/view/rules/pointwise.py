@@ -126,6 +126,8 @@ def looked_up(func: Function, args: Args, kwargs: Kwargs) -> Any:
     batch, values = args[index], args[1 - index]
     if any(isinstance(value, Tensor) for value in (*args[2:], *kwargs.values())):
         return NotImplemented
+    if kwargs.get("assume_unique"):  # torch sorts all values: where some are equal, the result depends on the others
+        return NotImplemented
     if isinstance(values, Tensor) and index == 1 and ndim_of(values) > 1:
         return _in_sequences_of_rows(func, args, kwargs)
     gathered = values.full_tensor() if isinstance(values, BatchTensor) else values
