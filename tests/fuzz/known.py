@@ -441,6 +441,25 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "draws that raise an error of types": on(
+        "(6, 3)",
+        "torch.manual_seed(step); y = x.long()",
+        "F.dropout(y[:], 0.5, inplace=True)",
+        "print(y.tolist(), torch.rand(2))",
+        "x.expand(2, 6, 3).normal_()",
+        "x.to(torch.complex64).bernoulli_(0.5)",
+        "print(torch.rand(2))",
+    ),
+    "draws that raise an error of values": on(
+        "(6, 3)",
+        "torch.manual_seed(step); p = x.sigmoid(); p[3, 1] = 1 + step % 2",
+        "print(torch.bernoulli(p).tolist())",
+        "x.bernoulli_(p)",
+        "print(torch.normal(x, 1.5 - p).tolist())",
+        "print(torch.multinomial(1.5 - p, 1).tolist())",
+        "print(torch.poisson(1.5 - p).tolist())",
+        "print(torch.rand(2))",
+    ),
     "samples that are read together": Program(
         (
             "class Centred(torch.utils.data.Dataset):\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import string_at
 from typing import Any
 
@@ -49,6 +49,17 @@ class RankStream:
         for device, (get, put) in _generators().items():
             self._states[device] = get()
             put(self._common[device])
+
+
+def keep_states(others: Sequence[torch.Generator]) -> Callable[[], None]:
+    """Return a function that puts the present states of the CPU's default generator and of others back."""
+    states = [(generator, generator.get_state()) for generator in (torch.default_generator, *others)]
+
+    def restore() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+
+    return restore
 
 
 def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:

@@ -15,14 +15,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from duoka.errors import DuokaError
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
+from duoka.view.generators import keep_states
 from duoka.view.rules.draws import DrawCache
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
@@ -154,6 +156,8 @@ def _staying(func: Function, args: Args, kwargs: Kwargs, device: torch.device) -
 def _run_as_all_ranks(call: DescribedCall) -> Any:
     """Make a call by its rule on all ranks, or whole on all if it fails for the rows of one."""
     try:
+        if _draws_on_cpu(call):
+            return _draw_as_all_ranks(call)
         # A label out of range is in the rows of one rank. On one device the call raises; so all ranks must raise.
         if call.func in RAISES_FOR_ROWS and may_fail(call.func, call.args, call.batches, call.kwargs):
             agreed = call.view.shares.processes.run_or_fall_back
@@ -167,6 +171,31 @@ def _run_as_all_ranks(call: DescribedCall) -> Any:
     except Exception as error:
         call.view.raised(error)
         raise
+
+
+def _draws_on_cpu(call: DescribedCall) -> bool:
+    return call.traits.draws and call.batches[0].device.type == "cpu"
+
+
+def _draw_as_all_ranks(call: DescribedCall) -> Any:
+    """Make a call that draws random numbers; if it raises an error, compute it whole, from the same state.
+
+    So it has drawn and written what it has on one device, if the script catches the error.
+    """
+    restore = keep_states([leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Generator)])
+
+    def whole() -> Any:
+        restore()
+        return _compute_whole(call)
+
+    if call.func in RAISES_FOR_ROWS and may_fail(call.func, call.args, call.batches, call.kwargs):
+        return call.view.shares.processes.run_or_fall_back(lambda: _replay_or_run(call), whole)
+    try:
+        return _replay_or_run(call)
+    except (DuokaError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError):  # of types or shapes, so on every rank
+        return whole()
 
 
 def _gather_parameters(call: DescribedCall) -> Any:
@@ -252,6 +281,8 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     except Exception as error:
         if has_sparse((args, call.kwargs)):  # rules split dense tensors
             return _compute_whole(call)
+        if _draws_on_cpu(call):
+            raise
         raise with_global_shapes(error, call) from None
     return _compute_whole(call) if out is NotImplemented else out
 

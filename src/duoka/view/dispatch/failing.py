@@ -50,7 +50,12 @@ _DIVIDED = frozenset(functions(_DIVISIONS)) | _DIVISOR_FIRST | _DIVIDED_IN_PLACE
 WRITES_ROWS = _INDEXED_IN_PLACE | _DIVIDED_IN_PLACE
 _BY_VALUE = frozenset({F.binary_cross_entropy, F.gaussian_nll_loss})
 _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
-RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX | _DIVIDED
+# Of functions that draw: the position and the name of the argument that may hold an invalid probability.
+_BY_PROBABILITY: dict[Any, tuple[int, str]] = {
+    **dict.fromkeys(functions("bernoulli multinomial", (Tensor, torch)), (0, "input")),
+    torch.normal: (1, "std"),
+}
+RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX | _DIVIDED | _BY_PROBABILITY.keys()
 
 
 def may_fail(func: Any, args: Args, batches: Sequence[BatchTensor], kwargs: dict[str, Any] | None = None) -> bool:
@@ -65,6 +70,8 @@ def may_fail(func: Any, args: Args, batches: Sequence[BatchTensor], kwargs: dict
     if func in _DIVIDED:
         unknown = {"rounding_mode": "floor"} if kwargs is None else kwargs
         return (kwargs is None and len(args) < 2) or _divisor(func, args, unknown) is not None
+    if func in _BY_PROBABILITY:
+        return isinstance(argument(args, kwargs or {}, *_BY_PROBABILITY[func]), BatchTensor)
     if func is F.embedding and len(args) > 1 and _is_known_to_fit(args[0], args[1]):
         return False
     if func in WRITES_ROWS:

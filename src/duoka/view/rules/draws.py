@@ -166,7 +166,7 @@ def _draw_in_place(
     laid = rows.permute(order)
     if draws_on(rows, spec).type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
-    if not rows.numel() or not 0 <= likely <= 1:
+    if not rows.numel() or rows.is_complex() or not 0 <= likely <= 1:
         return False
     start = first_of_adjacent(spec)
     if start is None:

@@ -159,6 +159,8 @@ def _draws_by_rows(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right
         return bool(argument(args, kwargs, 4, "dim", -1) % right != spec.dim)
     if func is F.rrelu and argument(args, kwargs, 4, "inplace"):
         return False  # it draws for those below 0 only
+    if func is Tensor.bernoulli_ and isinstance(argument(args, kwargs, 1, "p"), Tensor):
+        return False  # where a probability of one rank is invalid, the rows before it are written
     if func in _OF_DISTRIBUTIONS:
         return spec.dim == 0 and right == 2
     return len(shapes) == 1
