@@ -1020,6 +1020,36 @@ OTHERS = {
         "torch.addmm(x, x, torch.ones(3, 3), out=torch.empty(9, 3))",
         header=("net = nn.Linear(3, 3)",),
     ),
+    "the order of hooks after accumulation": on(
+        "(9, 4)",
+        "h = net[2](net[0](net[1](x / 8)[:, :4])).sum() + net[1].weight.norm()",
+        "h.backward()",
+        "print(seen)",
+        header=(
+            "last = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))",
+            "net, seen = nn.ModuleList([nn.Linear(4, 5), nn.Linear(4, 5), last]), []",
+            "for i, p in enumerate(net.parameters()):\n"
+            "    p.register_post_accumulate_grad_hook(lambda p, i=i: seen.append(i))",
+        ),
+    ),
+    "a gradient that a hook keeps": on(
+        "(9, 3)",
+        "(x @ w).sum().backward()",
+        "print(w.grad, seen)",
+        header=(
+            "w, seen = nn.Parameter(torch.ones(3, 3)), []",
+            "w.register_hook(lambda g: seen.append(g))",
+        ),
+    ),
+    "gradients of other shapes": on(
+        "(7, 3)",
+        "try: x.grad = torch.ones(3, 3)\nexcept RuntimeError as error: print(error)",
+        "try: x.grad = torch.ones(())\nexcept RuntimeError as error: print(error)",
+        "h = x * w",
+        "h.grad = F.linear(w, w).expand(7, 3)",
+        "print(h.grad)",
+        header=("w = nn.Parameter(torch.ones(1, 3))",),
+    ),
 }
 
 SHARDED = {

@@ -141,18 +141,15 @@ def install_hooks(session: Session) -> None:
 def install_hooks_after_accumulation(session: Session) -> None:
     """Call hooks of `register_post_accumulate_grad_hook` on parameters when the pass is over.
 
-    Only then the gradients are whole. On one device a hook is called as soon as a parameter's gradient is there, so
-    the order is nearly that, from the last parameter to the first.
+    Only then the gradients are whole. The order is that in which the pass has computed them, as on one device.
     """
     hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # leaf -> its hooks
     due: dict[int, Tensor] = {}  # leaves by identity
 
-    def reached(leaf: Tensor) -> None:
-        due[id(leaf)] = leaf
-
-    def passed(is_reached: Callable[[Tensor], bool]) -> None:
-        for leaf in filter(is_reached, [*hooks][::-1]):
-            reached(leaf)
+    def passed(place: Callable[[Tensor], int | None]) -> None:
+        places = [(at, leaf) for leaf in [*hooks][::-1] if (at := place(leaf)) is not None]
+        for _, leaf in sorted(places, key=lambda of: of[0]):
+            due[id(leaf)] = leaf
 
     session.strategy.observe(passed)
 
@@ -188,14 +185,11 @@ def install_hooks_after_accumulation(session: Session) -> None:
 
     @session.patches.around(Tensor, "register_post_accumulate_grad_hook")
     def register(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-        exact = session.view.shares.exact
-        of_one_rank = session.ranks.world_size == 1 and not exact
+        of_one_rank = session.ranks.world_size == 1 and not session.view.shares.exact
         if of_one_rank or not self.requires_grad or type(self) in (BatchTensor, MultiShareBatch):
             return original(self, hook)
         if not accumulates_gradient(self):
             return original(self, hook)
-        if exact and self not in hooks:
-            original(self, reached)  # by a batch of fewer rows than shares, which all ranks compute whole
         session.strategy.read_each_pass(self)
         of_leaf = hooks.setdefault(self, OrderedDict())
         handle = RemovableHandle(of_leaf)

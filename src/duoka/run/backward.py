@@ -20,7 +20,7 @@ from duoka.errors import OptionError, Refused
 from duoka.system.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
-Reached = Callable[[Tensor], bool]
+Reached = Callable[[Tensor], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class BackwardObserver:
         self._models[module] = _Observed(options, list(module.parameters()))
 
     def __call__(self, reached: Reached) -> None:
-        """Check a pass that has ended, on every rank. reached: returns whether it reached a parameter.
+        """Check a pass that has ended, on every rank. reached: returns None for a parameter that it did not reach.
 
         Raises Refused if it left out parameters that it must reach.
         """
         for module, observed in list(self._models.items()):
-            if not any(map(reached, observed.parameters)):
+            if all(reached(parameter) is None for parameter in observed.parameters):
                 continue
             observed.passes += 1
             self._check_parameters(module, observed, reached)
@@ -81,7 +81,7 @@ class BackwardObserver:
         if not often and (find_unused or observed.reported or observed.passes & (observed.passes - 1)):
             return
         wanted = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        trained = frozenset(name for name, parameter in module.named_parameters() if reached(parameter))
+        trained = frozenset(name for name, parameter in module.named_parameters() if reached(parameter) is not None)
         observed.first = observed.first or trained
         if options.static_graph and observed.first != trained:
             names = _owners(module, set(observed.first ^ trained))

@@ -13,7 +13,8 @@ from duoka.collectives.base import Collectives
 from duoka.view import originals
 from duoka.view.view import View
 
-Observer = Callable[[Callable[[Tensor], bool]], None]  # takes a test whether a pass reached a parameter
+# Takes a function that returns a parameter's place in the order in which a pass reached them; None if it did not.
+Observer = Callable[[Callable[[Tensor], int | None]], None]
 
 
 class Strategy:

@@ -16,7 +16,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -349,12 +350,17 @@ class Bucketed(Strategy):
             plan = self._finish(self._pass)
             if synced:
                 self._plans[site] = plan
-                sharded = self._pass.sharded
-                reached = {index for bucket in plan for index in bucket} | self._pass.sparse
+                order = {index: at for at, index in enumerate([*chain.from_iterable(plan), *self._pass.sparse])}
                 for observer in self._observers:
-                    observer(lambda parameter: self._index.get(parameter) in reached or parameter in sharded)
+                    observer(partial(self._place, order))
         finally:
             self._pass = None
+
+    def _place(self, order: dict[int, int], parameter: Tensor) -> int | None:
+        """Return the place of a parameter in the order of the current pass; None if the pass has not reached it."""
+        if parameter in self._pass.sharded:  # type: ignore[union-attr]
+            return len(order)
+        return order.get(self._index.get(parameter, -1))
 
     def _mark_ready(self, index: int) -> None:
         """Record that a parameter's gradient is computed; called by autograd."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -69,6 +70,7 @@ class Exact(Bucketed):
         self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
         self._hooked: list[Tensor] = []  # which the next pass may reach though the script no longer names them
         self._reached: dict[int, int] = {}  # leaf by identity -> its place in the order of the current pass
+        self._places = count()
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         return exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say, self._own_hooks)
@@ -103,6 +105,8 @@ class Exact(Bucketed):
 
     def _register(self, parameter: Tensor, index: int) -> None:
         aliases = self._made(parameter, index)
+        # By a function that all ranks compute whole, not by way of its aliases.
+        self._hooks.append(when_accumulated(parameter, partial(self._reach, id(parameter))))
         self._aliases_of[id(parameter)] = _Aliases(ref(parameter), index, aliases)
 
     def _made(self, parameter: Tensor, index: int) -> list[Tensor]:
@@ -150,7 +154,10 @@ class Exact(Bucketed):
 
     def _reach(self, leaf: int, *_: Tensor) -> None:
         """Note the place of a leaf, by its identity, in the order of the pass; also called by autograd."""
-        self._reached.setdefault(leaf, len(self._reached))
+        self._reached[leaf] = next(self._places)
+
+    def _place(self, order: dict[int, int], parameter: Tensor) -> int | None:
+        return self._reached.get(id(parameter), super()._place(order, parameter))
 
     def _local_gradients(self, index: int) -> list[Tensor]:
         info = self._infos[index]
@@ -219,7 +226,7 @@ class Exact(Bucketed):
             yield
         finally:
             self._hooked.clear()
-            last = len(self._reached)
+            last = next(self._places)
             grads = [leaf.grad for leaf, _ in hooked]
             for (leaf, _), earlier in zip(hooked, before, strict=True):
                 leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
@@ -230,8 +237,8 @@ class Exact(Bucketed):
                     if grad is None:
                         continue
                     changed = call_hooks(hooks, grad)
-                    grad = grad if changed is grad else gather_all(changed).clone()  # the script may hold it
-                    leaf.grad = grad if earlier is None else earlier.add_(grad)
+                    grad = grad if changed is grad else gather_all(changed)
+                    leaf.grad = grad.clone() if earlier is None else earlier.add_(grad)  # the script may hold it
 
 
 def be_deterministic(device: torch.device) -> None:

@@ -119,6 +119,8 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     if not isinstance(batch, BatchTensor):  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
         return
+    if grad is not None and grad.shape != batch.shape:
+        batch._meta.of_zeros().grad = torch.empty(grad.shape, device="meta")  # raises torch's error
     batch._gradient, gradients = None, []
     for index, share in enumerate(batch._shares):
         rows = after_hooks(share._local)
