@@ -97,6 +97,14 @@ LAYOUTS = {
         "y = x.long() % 4",
         "print([torch.isin(*of, assume_unique=True).tolist() for of in ((y[:, 0], y), (y, torch.arange(40) % 7))])",
     ),
+    "another shape in place of what requires gradients": on(
+        "(6, 3, 1)",
+        "x.requires_grad_(); y = x * 2",
+        "x.squeeze_()",
+        "y.transpose_(0, 1); y.squeeze_(2); print(y._is_view(), y.is_leaf)",
+        "with torch.no_grad(): x.squeeze_().transpose_(0, 1)",
+        "(y * x).sum().backward(); print(x._is_view(), x.shape, x.grad)",
+    ),
     "rows of views in memory": on(
         "(6, 3, 4)",
         "views = x[:, 1:], x[..., 2], x.chunk(2, 2)[0], x.unbind(1)[2], x.diagonal(0, 1, 2), x.flatten(1)[:, 5:]",

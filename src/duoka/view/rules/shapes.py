@@ -17,7 +17,7 @@ from duoka.view.rules.apart import Mixed, apart, dims_from, last, these
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import NotByRows, argument, functions, getters, ndim_of, shape_of, sizes_of
 from duoka.view.shares.strides import covers
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join
 from duoka.view.tensor.spec import Spec
 from duoka.view.whole import compute_whole
 
@@ -64,13 +64,16 @@ def as_other(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def squeeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """squeeze(): only dimensions of global size 1, whatever the local size is."""
-    batch = args[0]
-    ndim, shape = batch.dim(), tuple(batch.shape)
-    dim = argument(args, kwargs, 1, "dim")
-    asked = range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
-    gone = [d for d in asked if shape[d] == 1]
-    out = batch._local.squeeze(tuple(gone))
+    batch, gone = args[0], _squeezed(args, kwargs)
+    out = batch._local.squeeze(gone)
     return BatchTensor(out, batch._spec.at(batch._spec.dim - sum(d < batch._spec.dim for d in gone)))
+
+
+def _squeezed(args: Args, kwargs: Kwargs) -> tuple[int, ...]:
+    """Return the dimensions that a call of squeeze removes."""
+    ndim, shape, dim = args[0].dim(), args[0].shape, argument(args, kwargs, 1, "dim")
+    asked = range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    return tuple(d for d in asked if shape[d] == 1)
 
 
 def moved(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -179,9 +182,16 @@ def in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     batch = args[0]
     if not isinstance(batch, BatchTensor):
         return NotImplemented
-    out = getattr(Tensor, func.__name__.removesuffix("_"))(*args, **kwargs)
-    if isinstance(out, BatchTensor) and out is not batch:
-        torch.utils.swap_tensors(batch, out)
+    with torch.no_grad():
+        out = getattr(Tensor, func.__name__.removesuffix("_"))(*args, **kwargs)
+    if not isinstance(out, BatchTensor):
+        return NotImplemented
+    others, named = ((_squeezed(args, kwargs),), {}) if func is Tensor.squeeze_ else (args[1:], kwargs)
+    changed = [
+        BatchTensor(func(share._local, *others, **named), of._spec, of._meta.strides)
+        for share, of in zip(batch._shares, out._shares, strict=True)
+    ]
+    torch.utils.swap_tensors(batch, join(changed))
     return batch
 
 
