@@ -1058,6 +1058,15 @@ OTHERS = {
         "print(h.grad)",
         header=("w = nn.Parameter(torch.ones(1, 3))",),
     ),
+    "gradients that torch checks": on(
+        "(6, 4)",
+        "y = torch.rand(6, 4).double().requires_grad_()",
+        "print(gradcheck(net, x.double().requires_grad_()), gradgradcheck(net, y))",
+        header=(
+            "from torch.autograd import gradcheck, gradgradcheck",
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()",
+        ),
+    ),
 }
 
 SHARDED = {

@@ -1,4 +1,4 @@
-"""Functions made of functions (torch.compile, vmap, cond, torch.func, TorchScript), past `__torch_function__`."""
+"""Functions of functions (torch.compile, vmap, torch.func, TorchScript), and gradcheck, past `__torch_function__`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ def install(session: Session) -> None:
     def apply(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parts = of_all_rows(original)(*args, **kwargs)
         return tuple(of_all_rows(part) if callable(part) else part for part in parts)
+
+    @patches.around(torch.autograd, "gradcheck", "gradgradcheck")  # which call operators of their own on the results
+    def check(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))
+        with session.calls.computed_whole():
+            return original(*args, **kwargs)
 
     def call_scripted(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if not batches_in((args, kwargs)):
