@@ -449,6 +449,9 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "a BatchNorm of another type than its batch": on(
+        "(6, 3)", "print(bn(x.double()).dtype)", "print(bn(x.half()).dtype)", header=("bn = nn.BatchNorm1d(3)",)
+    ),
     "draws that raise an error of types": on(
         "(6, 3)",
         "torch.manual_seed(step); y = x.long()",
