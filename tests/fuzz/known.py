@@ -74,6 +74,12 @@ LAYOUTS = {
         "del part; row.zero_()",
         "print(columns.tolist(), torch.cumsum(columns, 0)[-1].tolist())",
     ),
+    "storages beside a copy of a view": on(
+        "(6, 4)",
+        "y = x[:, 1:]; rows = [*y]",
+        "print(y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())",
+        "row = y[0]; print(row.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())",
+    ),
     "an argument that comes twice": on(
         "(6,)", "rows, columns = torch.meshgrid(x, x, indexing='ij'); del rows; columns[0] = 3; print(x.tolist())"
     ),

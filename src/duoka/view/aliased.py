@@ -395,6 +395,13 @@ class AliasedCopies:
                     self._next(copy.memory)
                 self.copies.remove(copy)
 
+    def forget_stale(self, copies: list[AliasedCopy]) -> None:
+        """Forget the copies that differ from the rows on some rank; every rank must call it with the same copies."""
+        for copy in copies:
+            if not copy.saved and copy.spec.view.shares.synchronize(_are_stale, copy):
+                self._next(copy.memory)  # the write may have come into the rows uncounted
+                self.copies.remove(copy)
+
     def _next(self, memory: int) -> int:
         self.numbers[memory] += 1
         return self.numbers[memory]
@@ -444,6 +451,12 @@ def _two_copies() -> Refused:
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
     return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].is_held())] * len(copies)
+
+
+def _are_stale(copies: list[AliasedCopy]) -> list[bool]:
+    """Return for each local share whether a copy differs from the rows of any rank. copies: as for `_gather_again`."""
+    differs = any(not copy.is_equal() for copy in copies)
+    return [copies[0].spec.view.shares.processes.is_true_anywhere(differs)] * len(copies)
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:

@@ -142,10 +142,11 @@ class GatheredArgument:
     def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
-        _forget_unheld_copies(batch)
+        _forget_copies(batch, AliasedCopies.forget_stale)
         known = spec.view.aliased.of(rows, spec, batch._meta.strides, others)
         keep = keep and not spec.view.aliased.has_uncounted_writes
         if known is None and keep and batch._cached is not None:
+            _forget_copies(batch, AliasedCopies.forget_unheld)
             known = batch._cached.of(rows, spec.view.aliased)
         if known is None:
             records = records_gradients()  # before inference_mode(False) enables gradients
@@ -225,19 +226,16 @@ def _asking_as(rows: Tensor, copy: Tensor) -> Tensor:
         return copy.detach().requires_grad_()
 
 
-def _forget_unheld_copies(batch: BatchTensor) -> None:
-    """Forget the copies of the batch's memory that the script holds on no rank, if there are several.
-
-    The rows have what was written through one of them; the others do not show it, and held ones refuse it.
-    """
+def _forget_copies(batch: BatchTensor, forget: Callable[[AliasedCopies, list[AliasedCopy]], None]) -> None:
+    """Forget copies of the batch's memory, if there are several: a write through one does not reach the others."""
     shares = batch._shares
 
-    def forget(index: int) -> None:
+    def forget_of_share(index: int) -> None:
         aliased = shares[index]._spec.view.aliased
-        aliased.forget_unheld(aliased.of_memory(shares[index]._rows))
+        forget(aliased, aliased.of_memory(shares[index]._rows))
 
     if len(shares[0]._spec.view.aliased.of_memory(shares[0]._rows)) > 1:
-        batch._spec.view.shares.each(forget)
+        batch._spec.view.shares.each(forget_of_share)
 
 
 def _extent(batch: BatchTensor) -> int:
