@@ -454,7 +454,7 @@ def _are_held(copies: list[AliasedCopy]) -> list[bool]:
 
 
 def _are_stale(copies: list[AliasedCopy]) -> list[bool]:
-    """Return for each local share whether a copy differs from the rows of any rank. copies: as for `_gather_again`."""
+    """Return for each local share whether a copy differs from a rank's rows. copies: as for `_gather_again`."""
     differs = any(not copy.is_equal() for copy in copies)
     return [copies[0].spec.view.shares.processes.is_true_anywhere(differs)] * len(copies)
 
