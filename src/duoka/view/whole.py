@@ -335,7 +335,7 @@ def index_cached(batch: Any, index: Any, *value: Any) -> Any:
         return NotImplemented
     view.whole_operations.repeated += 1
     if not value:
-        return _asking_as(batch._rows, full)[index]
+        return (_asking_as(batch._rows, full) if batch._rows.requires_grad else full)[index]
     full[index] = value[0]
     return None
 
