@@ -235,7 +235,8 @@ def _forget_copies(batch: BatchTensor, forget: Callable[[AliasedCopies, list[Ali
         forget(aliased, aliased.of_memory(shares[index]._rows))
 
     if len(shares[0]._spec.view.aliased.of_memory(shares[0]._rows)) > 1:
-        batch._spec.view.shares.each(forget_of_share)
+        with without_modes():
+            batch._spec.view.shares.each(forget_of_share)
 
 
 def _extent(batch: BatchTensor) -> int:
