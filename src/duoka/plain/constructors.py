@@ -1,7 +1,7 @@
 """Functions of torch that create tensors from tensors, and bypass `__torch_function__`.
 
-`F.l1_loss` calls it, but leaves out its weight. `torch.unique_consecutive(x, True)` calls it as what it says, and
-computes something else without it.
+`F.l1_loss` calls it, but leaves out its weight. `torch.unique_consecutive(x, True)` passes it `return_inverse=True`,
+and without it takes the argument for `return_counts`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import WithoutTorchFunctions, backward_engine, note_constructors, tree_map_only
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.rules.lookup import argument
+from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import compute_whole, gather_sharing
 
@@ -87,7 +88,8 @@ def install(session: Session) -> None:
     @patches.around(torch.autograd.function.BackwardCFunction, "apply")
     def apply_backward(original: Callable[..., Any], self: Any, *grads: Any) -> Any:
         with whole_modules(self._forward_cls):
-            return gather_sharing(original(self, *grads))
+            out = original(self, *grads)
+            return gather_sharing(out) if batches_in(out) else out
 
     @patches.around(BackwardHook, "__init__")
     def hooks_of_module(original: Callable[..., Any], self: Any, module: Any, *hooks: Any) -> None:
@@ -114,29 +116,17 @@ def _returning_whole(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_results(out: Any) -> Any:
-    """Return what a Function returns; gather batches, which it has made of others than its arguments (`ctx.x`).
+    """Return what a Function returns; gather batches, which it has computed from others than its arguments (`ctx.x`).
 
-    Its node is that of the batch's wrapper, not of the rows.
+    Autograd has made the Function's node that of the batch's wrapper, not of its rows.
     """
-    if not batches_in(out):
+    if type(out) is Tensor or not batches_in(out):
         return out
     with WithoutTorchFunctions():
-        return tree_map_only(BatchTensor, lambda batch: _make_whole(batch, batch.full_tensor().detach()), out)
+        return tree_map_only(BatchTensor, lambda batch: _straight_through(batch, batch.full_tensor()), out)
 
 
-class _Whole(torch.autograd.Function):
-    """All rows of a batch, whose gradient is that of its wrapper."""
-
-    @staticmethod
-    def forward(ctx: Any, batch: Tensor, full: Tensor) -> Tensor:
-        return full.view_as(full)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return *grads, None
-
-
-_make_whole: Any = _Whole.apply  # as it is before it is intercepted
+_straight_through: Any = StraightThrough.apply  # before `apply` is intercepted
 
 
 def _unsharded(value: Any) -> Any:

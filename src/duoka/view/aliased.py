@@ -6,7 +6,8 @@ the script takes of a view of the batch is a part of the same copy where that ho
 it does not, a write to one of two copies of the same memory that are held is refused.
 
 A rank sees by reference counts whether its script holds a copy, and garbage collection may make that differ between
-ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it.
+ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it,
+or that it differs from the rows of one of them.
 
 Three classes describe gathered copies: a `GatheredArgument` (whole.py) serves one operation; a `CachedCopy`
 (whole.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
@@ -326,14 +327,13 @@ class AliasedCopies:
                 self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
-        """Return the existing copy of these rows, or its part; None if there is none, or if it needs gradients.
+        """Return the existing copy of these rows, or its part; None if there is none, or if it must have gradients.
 
-        others: further copies, which the script does not hold.
+        others: further copies of their memory, which the script does not hold.
         """
         if rows.requires_grad and records_gradients():
             return None
-        memory = memory_of(rows)
-        for copy in [*self.of_memory(rows), *(other for other in others if other.memory == memory)]:
+        for copy in [*self.of_memory(rows), *others]:
             unusable = copy.saved or copy.full.requires_grad
             part = None if unusable else copy.part_of_copy(rows, spec, strides)
             if part is not None:

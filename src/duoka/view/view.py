@@ -229,7 +229,7 @@ class View:
         self.note_averaged(leaf)
 
     def note_averaged(self, leaf: Tensor) -> None:
-        """Note a leaf whose gradient is averaged over ranks, by the strategy or where it goes on to."""
+        """Note a leaf whose gradient the strategy averages over ranks, or the node of the tensor that it copies."""
         key = id(leaf)
         self._adopted[key] = ref(leaf, lambda _: self._adopted.pop(key, None))
 

@@ -7,6 +7,7 @@ into the rows before they are read again (`duoka.view.aliased`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,15 +110,16 @@ def gather_sharing(tree: Any) -> Any:
 def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgument]:
     """Gather batches, by identity; copies of one memory are parts of the largest of them."""
     copies: dict[int, GatheredArgument] = {}
-    others: list[AliasedCopy] = []
+    others: defaultdict[int, list[AliasedCopy]] = defaultdict(list)  # by memory
     batches = list({id(batch): batch for batch in batches}.values())  # an argument may come twice
     for batch in sorted(batches, key=_extent, reverse=True):
-        copy = GatheredArgument(batch, keep, others)
-        if any(copy.argument is other.argument for other in copies.values()):
+        rows = batch._shares[0]._rows
+        alike = others[memory_of(rows)]
+        copies[id(batch)] = copy = GatheredArgument(batch, keep, alike)
+        if any(copy.argument is other.full for other in alike):
             copy.argument = copy.argument[...]  # `torch.sin(x, out=v)` returns v, not x
-        copies[id(batch)] = copy
         if len(batches) > 1:
-            others.append(AliasedCopy(batch._shares[0]._rows, batch._spec, batch._meta.strides, copy.full))
+            alike.append(AliasedCopy(rows, batch._spec, batch._meta.strides, copy.full))
     return copies
 
 
@@ -133,11 +135,11 @@ def take_row(batch: BatchTensor, index: int) -> Any:
 class GatheredArgument:
     """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch.
 
-    others: copies of which it is a part if it has their memory.
+    others: copies of the batch's memory, of which it may be a part.
     """
 
     full: Tensor  # the copy
-    argument: Tensor  # what the operation gets: the copy, or the same memory (`_asking_as`)
+    argument: Tensor  # what the operation gets: the copy, or the same memory (`_requiring_grad_as`)
 
     def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
@@ -159,7 +161,7 @@ class GatheredArgument:
                 cache_copy(batch, known)
         self.batch, self.full, self._keeps = batch, known, keep
         self._version, self._holders, self._grad_fn = version(known), holders(known), _history(known)
-        self.argument = _asking_as(rows, known)
+        self.argument = _requiring_grad_as(rows, known)
 
     def is_unwritten(self) -> bool:
         return version(self.full) == self._version
@@ -194,8 +196,9 @@ class GatheredArgument:
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
         for share in self.batch._shares:
-            if not (share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()):  # else torch
-                with torch.no_grad():  # refuses before it writes
+            # To a leaf that requires a gradient nothing was written: torch refuses that before.
+            if not (share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()):
+                with torch.no_grad():
                     self._write(share, share._local.data)
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
@@ -215,10 +218,10 @@ def _place_in_memory(batch: BatchTensor) -> tuple[int, int]:
     return int(rows.storage_offset()), spec.partition.n * sample
 
 
-def _asking_as(rows: Tensor, copy: Tensor) -> Tensor:
-    """Return the memory of a gathered copy that requires gradients if the rows do, although autograd records nothing.
+def _requiring_grad_as(rows: Tensor, copy: Tensor) -> Tensor:
+    """Return a gathered copy, or a tensor of its memory that requires gradients, as the rows do.
 
-    What is a view of it then requires them, too.
+    A copy that was gathered while autograd records nothing requires none; on one device a view of the batch does.
     """
     if copy.requires_grad or not rows.requires_grad:
         return copy
@@ -336,7 +339,7 @@ def index_cached(batch: Any, index: Any, *value: Any) -> Any:
         return NotImplemented
     view.whole_operations.repeated += 1
     if not value:
-        return (_asking_as(batch._rows, full) if batch._rows.requires_grad else full)[index]
+        return (_requiring_grad_as(batch._rows, full) if batch._rows.requires_grad else full)[index]
     full[index] = value[0]
     return None
 

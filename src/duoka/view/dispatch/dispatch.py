@@ -282,7 +282,7 @@ def _rule_or_whole(call: DescribedCall) -> Any:
         if has_sparse((args, call.kwargs)):  # rules split dense tensors
             return _compute_whole(call)
         if _draws_on_cpu(call):
-            raise
+            raise  # computed whole, the call raises the error of one device
         raise with_global_shapes(error, call) from None
     return _compute_whole(call) if out is NotImplemented else out
 

@@ -111,13 +111,15 @@ def _is_known_to_fit(indices: Tensor, weight: Tensor) -> bool:
 def _divisor(func: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
     """Return the divisor, a tensor, of a division of integers; None if the call is another one."""
     divisor = args[0] if func in _DIVISOR_FIRST else argument(args, kwargs, 1, "other")
-    operands = (*args[:2], divisor)
-    inexact = any(
-        dtype_of(of).is_floating_point or dtype_of(of).is_complex if isinstance(of, Tensor) else isinstance(of, float)
-        for of in operands
-    )
-    rounds = not func.__name__.startswith("div") or kwargs.get("rounding_mode") is not None
-    return divisor if isinstance(divisor, Tensor) and rounds and not inexact else None
+    if not isinstance(divisor, Tensor):
+        return None
+    if func.__name__.startswith("div") and kwargs.get("rounding_mode") is None:  # its result is no integer
+        return None
+    for operand in (*args[:2], divisor):
+        kind = dtype_of(operand) if isinstance(operand, Tensor) else None
+        if isinstance(operand, float) or (kind is not None and (kind.is_floating_point or kind.is_complex)):
+            return None
+    return divisor
 
 
 def check_values(func: Any, args: Args, kwargs: Kwargs) -> bool:

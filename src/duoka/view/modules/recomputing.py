@@ -24,7 +24,10 @@ _Kinds = list[tuple[Meta, ...]]  # of each leaf: the Meta of each local share; e
 def on_rows(
     view: View, checkpoint: Callable[..., Any], function: Callable[..., Any], args: Args, kwargs: Kwargs
 ) -> Any:
-    """Call torch's `checkpoint` on the local rows of the batches among the arguments; results may be batches, too."""
+    """Call torch's `checkpoint` on the local rows of the batches among the arguments; results may be batches, too.
+
+    view: averages the gradients of plain tensors among the arguments, before torch detaches them.
+    """
     named = {name: value for name, value in kwargs.items() if batches_in(value)}
     others = {name: value for name, value in kwargs.items() if name not in named}
     leaves, tree = tree_flatten((args, named))

@@ -61,13 +61,13 @@ def _replicated(grad: Tensor, shares: LocalShares) -> tuple[Tensor, ...]:
     return Replicate.apply(shares, grad) if torch.is_grad_enabled() else (grad,) * shares.count
 
 
-class Expanded(torch.autograd.Function):
-    """The same values, expanded in memory where they repeat; each repetition has its own gradient."""
+class StraightThrough(torch.autograd.Function):
+    """`values` in the forward pass, of the shape of `tensor`, which gets their gradient unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, once: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, values: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        return once.expand(tensor.shape)
+        return values.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
-from duoka.view.shares.differentiable import Expanded
+from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.tensor.spec import Meta, Spec
 from duoka.view.transforms import operators_are_observed
@@ -300,7 +300,9 @@ def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -
         return tensor if same else tensor.as_strided(tensor.shape, strides)
     every, tensor = tensor, without_repetitions(tensor, strides)
     if tensor is not every and every.requires_grad and torch.is_grad_enabled() and not operators_are_observed():
-        return Expanded.apply(every, laid_out(tensor.detach(), strides, offset, size))  # type: ignore[no-any-return]
+        # Each repetition has a gradient of its own.
+        values = laid_out(tensor.detach(), strides, offset, size).expand(every.shape)
+        return StraightThrough.apply(every, values)  # type: ignore[no-any-return]
     order = memory_order(strides)
     if is_dense(tensor.shape, strides):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
