@@ -121,6 +121,8 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
         return
     if grad is not None and grad.shape != batch.shape:
         batch._meta.of_zeros().grad = torch.empty(grad.shape, device="meta")  # raises torch's error
+    if isinstance(grad, BatchTensor) and grad._spec != batch._spec:
+        grad = grad.full_tensor()
     batch._gradient, gradients = None, []
     for index, share in enumerate(batch._shares):
         rows = after_hooks(share._local)
@@ -192,9 +194,9 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
 def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     """Return the rows of a gradient of `batch` for each local share."""
     if isinstance(gradient, BatchTensor):
-        if gradient._spec.view is batch._spec.view:
+        if gradient._spec == batch._spec:
             return [share._local for share in gradient._shares]
-        gradient = gradient.full_tensor()  # a sharded parameter
+        gradient = gradient.full_tensor()
     return batch._spec.view.shares.each(lambda index: batch._shares[index]._spec.local_rows(gradient))
 
 
