@@ -770,6 +770,58 @@ OTHERS = {
             "net = Keeping(3, 3)",
         ),
     ),
+    "a plain tensor that a module keeps and returns": on(
+        "(6, 3)",
+        "for plain in (torch.ones(6, 3), x[:5], data[1:6], x[1:].t().contiguous().t(), w * 2):",
+        "    out, kept = net(plain)",
+        "    print(net.kept[0] is plain, kept['x'] is plain)",
+        "    w.grad = None; net.zero_grad(); (out.square().sum() + (net.kept[0] * w[: len(plain)]).sum()).backward()",
+        "    print(net.weight.grad, w.grad)",
+        header=(
+            "class Keeping(nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        self.kept = [x, {'x': x}]\n"
+            "        return super().forward(x), {'x': x}",
+            "torch.manual_seed(0); net = Keeping(3, 2)",
+            "w = (torch.arange(18.0).view(6, 3) / 9).requires_grad_()",
+        ),
+    ),
+    "a plain tensor that is written to before the backward pass": on(
+        "(6, 3)",
+        "for write in writes:",
+        "    for plain in (torch.ones(6, 3), x[:5], data[1:6], data[step * 6 :], w * 1):",
+        "        out = net(plain).sum(); net.zero_grad()",
+        "        try:",
+        "            write(plain); out.backward()",
+        "        except RuntimeError as error:",
+        "            print(type(error).__name__, plain)",
+        "        else:",
+        "            print(net.weight.grad, plain)",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(3, 2); w = torch.ones(6, 3).requires_grad_()",
+            "def by_array(plain): plain.detach().numpy()[0] = 2",
+            "def by_batch(plain): x.add_(1)",
+            "def by_data_of_batch(plain): x.data.mul_(2)",
+            "by_data, by_row = lambda plain: plain.data.mul_(2), lambda plain: plain.detach()[0].zero_()",
+            "writes = [by_data, by_array, by_row, by_batch, by_data_of_batch]",
+        ),
+    ),
+    "a gradient of a batch that lies in another dimension, or has another order": on(
+        "(5, 5)",
+        "x.requires_grad_(); order = torch.arange(5).flip(0)",
+        "print(torch.autograd.grad(x.square(), x, x.t()), torch.autograd.grad(x.t().square(), x, x))",
+        "(x * 2).index_select(0, order).backward(x.detach() * 2); print(x.grad)",
+        "x.grad = x.detach().t(); print(x.grad, x.grad.stride())",
+        "x.grad = x.detach().index_select(0, order); (x * 3).sum().backward(); print(x.grad)",
+        "y = x * 2; y.register_hook(lambda gradient: gradient.t()); (y * x).sum().backward(); print(x.grad)",
+    ),
+    "one running statistic of two": on(
+        "(6, 3)",
+        "net.running_mean = None",
+        "try: net(x)",
+        "except ValueError as error: print(error)",
+        header=("net = nn.BatchNorm1d(3)",),
+    ),
     "a Function of a batch that is no argument": on(
         "(6, 3)",
         "box['x'] = x; w.grad = None; h = Scale.apply(w, box)",

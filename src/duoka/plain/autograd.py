@@ -84,6 +84,7 @@ def _write_back_copies(view: View) -> None:
         if share.aliased.copies:
             share.aliased.write_back()
         share.aliased.count_writes()
+        share.aliased.copy_split()
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:

@@ -210,6 +210,20 @@ class _Gathered:
         return AliasedCopy(rows, self.spec, self.strides, full, holders=1, active=active, saved=True)
 
 
+@dataclass(slots=True, eq=False)
+class _Split:
+    """A plain tensor of the script's, and rows that were copied from it, which autograd may save."""
+
+    rows: TensorWeakRef  # as `plain`: the tensor that counts writes
+    plain: TensorWeakRef
+    form_of_rows: tuple[int, torch.Size, Strides]
+    form: tuple[int, torch.Size, Strides]
+    spec: Spec
+    dtype: torch.dtype
+    versions: tuple[int, int]  # of both, when they were equal
+    kept: Tensor | None  # holds a gathered copy, into which later writes to its batch come
+
+
 class AliasedCopies:
     """The gathered copies of the batches of a view that the script may hold on some rank; nearly always none."""
 
@@ -222,6 +236,7 @@ class AliasedCopies:
         # Memory of rows -> how often the script has got a copy of it, or the ranks have forgotten one but the last.
         self.numbers: Counter[int] = Counter()
         self.gathered: deque[_Gathered] = deque(maxlen=_GATHERED_AT_MOST)  # the last ones
+        self._split: list[_Split] = []
 
     @property
     def is_active(self) -> bool:
@@ -309,6 +324,37 @@ class AliasedCopies:
             if rows is not None and full is not None and self.version(rows) != gathered.version:
                 increment_version(full)
                 gathered.version = self.version(rows)
+
+    def note_split(self, rows: Tensor, spec: Spec, plain: Tensor) -> None:
+        """Note a plain tensor from which rows were copied; autograd may save the rows."""
+        self._split = [split for split in self._split if split.rows() is not None]
+        if not records_gradients() or any(of.is_inference() or of.is_conj() or of.is_neg() for of in (rows, plain)):
+            return
+        bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(plain))
+        kept = plain.detach() if any(same_memory(copy.full, plain) for copy in self.copies) else None
+        versions = version(rows), version(plain)
+        self._split.append(_Split(*bases, _form(rows), _form(plain), spec, rows.dtype, versions, kept))
+
+    def copy_split(self) -> None:
+        """Copy plain tensors into the rows that were copied from them before; called before a backward pass.
+
+        So that the pass reads what the script has written since; if torch has counted this, it raises its error.
+        """
+        live, self._split = self._split, []
+        for split in live:
+            rows, plain = split.rows(), split.plain()
+            if rows is None or plain is None or version(rows) != split.versions[0]:  # the rows may be newer
+                continue
+            target, source = (
+                torch.empty(0, dtype=split.dtype, device=of.device).set_(of.untyped_storage(), *form)
+                for of, form in ((rows, split.form_of_rows), (plain, split.form))
+            )
+            strides = target.stride()
+            without_repetitions(target, strides).copy_(without_repetitions(split.spec.local_rows(source), strides))
+            if version(plain) != split.versions[1]:
+                increment_version(rows)
+            split.versions = version(rows), version(plain)
+            self._split.append(split)
 
     def add_saved(self, rows: Tensor) -> None:
         """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
@@ -433,6 +479,11 @@ class AliasedCopies:
         for copy in stale:
             if copy in self.copies:
                 copy.spec.view.shares.synchronize(_gather_again, copy)
+
+
+def _form(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
+    """Return the place of a tensor's first element in its memory, its shape and its strides."""
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
 def _refuse_if_stale(copy: AliasedCopy) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -41,7 +43,16 @@ from duoka.view.modules.fast_paths import (
 from duoka.view.modules.recomputing import computed_again
 from duoka.view.recent import KEPT, Recent
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, gather_all, whole_batch_error, whole_like
+from duoka.view.tensor.batch import (
+    Args,
+    BatchTensor,
+    Kwargs,
+    batches_in,
+    gather_all,
+    like,
+    whole_batch_error,
+    whole_like,
+)
 from duoka.view.transforms import operators_are_observed
 from duoka.view.view import View
 
@@ -86,6 +97,33 @@ class _Given:
             # In memory that both share this rank's rows stay what they are, and the module may have saved them.
             with uncounted(self.leaf) if shares_memory else nullcontext():
                 self.leaf.copy_(full)
+
+    def note(self) -> None:
+        """Note that autograd may have saved the batch: what the script writes to the plain tensor is to reach it."""
+        for share in self.batch._shares:
+            share._spec.view.aliased.note_split(share._rows, share._spec, self.leaf)
+
+
+_OF_GIVEN = 2  # references to a batch: by a `_Given`, and by the call that counts them
+
+
+def _with_leaves(value: Any, leaves: dict[int, Tensor], seen: set[int]) -> Any:
+    """Put plain inputs in place of their batches in nested containers, which stay the same objects but for tuples.
+
+    leaves: by the identity of the batch. seen: identities of containers.
+    """
+    if id(value) in leaves:
+        return leaves[id(value)]
+    if isinstance(value, tuple):
+        parts = [_with_leaves(part, leaves, seen) for part in value]
+        return value if all(map(is_, parts, value)) else like(value, parts)
+    if isinstance(value, (dict, list, deque)) and id(value) not in seen:
+        seen.add(id(value))
+        for key, part in [*value.items()] if isinstance(value, dict) else enumerate(value):
+            changed = _with_leaves(part, leaves, seen)
+            if changed is not part:
+                value[key] = changed
+    return value
 
 
 class ModuleCalls:
@@ -279,7 +317,7 @@ class ModuleCalls:
         self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs, dims: dict[int, int]
     ) -> Any:
         """Make the call with some plain inputs split. dims: identity of an input -> dimension of its samples."""
-        inputs: list[_Given] = []
+        inputs: list[_Given] = []  # their batches, which the module may keep or return
 
         def swapped(value: Any) -> Any:
             if type(value) is tuple:
@@ -294,11 +332,16 @@ class ModuleCalls:
             return batch
 
         out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
-        for leaf_input in inputs:
-            leaf_input.write_back()
-            if out is leaf_input.batch:  # the input itself, which the script may change later
-                out = leaf_input.leaf
-        return out
+        for given in inputs:
+            given.write_back()
+            given.note()
+        leaves = {id(given.batch): given.leaf for given in inputs if sys.getrefcount(given.batch) > _OF_GIVEN}
+        if not leaves:
+            return out
+        seen: set[int] = set()
+        for part in module.modules():
+            _with_leaves(vars(part), leaves, seen)
+        return _with_leaves(out, leaves, seen)
 
     def _plain_batch(self, module: nn.Module, plain: list[Tensor]) -> _PlainBatch | None:
         """Return the plain input to split as a batch, and the dimension of its samples; None if none is split.

@@ -366,7 +366,7 @@ def _join_nested(outs: Sequence[Any], known: dict[int, BatchTensor]) -> Any:
     if isinstance(first, dict):
         return {key: _join_nested([out[key] for out in outs], known) for key in first}
     if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
-        return _like(first, [_join_nested(parts, known) for parts in zip(*outs, strict=True)])
+        return like(first, [_join_nested(parts, known) for parts in zip(*outs, strict=True)])
     return first
 
 
@@ -382,7 +382,7 @@ def call_each_share(call: Callable[[Args, Kwargs], Any], args: Args, kwargs: Kwa
     return join_results(shares.each(lambda index: call(*calls[index]), draws, generators), batches)
 
 
-def _like(value: Any, parts: list[Any]) -> Any:
+def like(value: Any, parts: list[Any]) -> Any:
     """Make a (named) tuple or list of the same type."""
     kind = type(value)
     return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
