@@ -773,14 +773,15 @@ OTHERS = {
     "a plain tensor that a module keeps and returns": on(
         "(6, 3)",
         "for plain in (torch.ones(6, 3), x[:5], data[1:6], x[1:].t().contiguous().t(), w * 2):",
-        "    out, kept = net(plain)",
-        "    print(net.kept[0] is plain, kept['x'] is plain)",
+        "    given = {}; out, kept = net(plain, plain, given)",
+        "    print(net.kept[0] is plain, net.kept[1].x is plain, kept['x'] is plain, given['x'] is plain)",
         "    w.grad = None; net.zero_grad(); (out.square().sum() + (net.kept[0] * w[: len(plain)]).sum()).backward()",
         "    print(net.weight.grad, w.grad)",
         header=(
+            "import dataclasses\n@dataclasses.dataclass\nclass Pair:\n    x: torch.Tensor",
             "class Keeping(nn.Linear):\n"
-            "    def forward(self, x):\n"
-            "        self.kept = [x, {'x': x}]\n"
+            "    def forward(self, x, same, given):\n"
+            "        self.kept = [x, Pair(x)]; given['x'] = x; print(x is same)\n"
             "        return super().forward(x), {'x': x}",
             "torch.manual_seed(0); net = Keeping(3, 2)",
             "w = (torch.arange(18.0).view(6, 3) / 9).requires_grad_()",
@@ -821,6 +822,17 @@ OTHERS = {
         "try: net(x)",
         "except ValueError as error: print(error)",
         header=("net = nn.BatchNorm1d(3)",),
+    ),
+    "a Function that raises an error after a write": on(
+        "(6, 3)",
+        "try: Writing.apply(x)",
+        "except ValueError: print(x)",
+        header=(
+            "class Writing(torch.autograd.Function):\n"
+            "    def forward(ctx, x):\n"
+            "        x.mul_(2)\n"
+            "        raise ValueError",
+        ),
     ),
     "a Function of a batch that is no argument": on(
         "(6, 3)",

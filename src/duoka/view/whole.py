@@ -75,7 +75,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         try:
             out = func(*args, **kwargs)
         except Exception:
-            for copy in copies.values() if writes else ():
+            for copy in [copy for copy in copies.values() if writes or not copy.is_unwritten()]:
                 copy.refuse_another_form(name)  # `out=` is resized first
                 copy.keep_what_was_written()
             raise

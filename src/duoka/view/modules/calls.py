@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from operator import is_
 from typing import Any
@@ -117,6 +117,8 @@ def _with_leaves(value: Any, leaves: dict[int, Tensor], seen: set[int]) -> Any:
     if isinstance(value, tuple):
         parts = [_with_leaves(part, leaves, seen) for part in value]
         return value if all(map(is_, parts, value)) else like(value, parts)
+    if is_dataclass(value) and hasattr(value, "__dict__") and not isinstance(value, type):
+        _with_leaves(vars(value), leaves, seen)
     if isinstance(value, (dict, list, deque)) and id(value) not in seen:
         seen.add(id(value))
         for key, part in [*value.items()] if isinstance(value, dict) else enumerate(value):
@@ -317,30 +319,34 @@ class ModuleCalls:
         self, original: Original, module: nn.Module, args: Args, kwargs: Kwargs, dims: dict[int, int]
     ) -> Any:
         """Make the call with some plain inputs split. dims: identity of an input -> dimension of its samples."""
-        inputs: list[_Given] = []  # their batches, which the module may keep or return
+        inputs: dict[int, _Given] = {}  # by the identity of the plain tensor, which may come twice
 
         def swapped(value: Any) -> Any:
             if type(value) is tuple:
                 return tuple(map(swapped, value))
             if id(value) not in dims:
                 return value
+            if id(value) in inputs:
+                return inputs[id(value)].batch
             batch = BatchTensor.of(value, self.view, dims[id(value)])
             if isinstance(module, nn.Embedding) and value.is_cpu and value.numel():
                 least, most = value.aminmax()
                 note_range(batch, int(most) + 1 if least >= 0 else sys.maxsize)
-            inputs.append(_Given(value, batch, _versions(value, batch), _histories(batch)))
+            inputs[id(value)] = _Given(value, batch, _versions(value, batch), _histories(batch))
             return batch
 
         out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
-        for given in inputs:
+        for given in inputs.values():
             given.write_back()
             given.note()
-        leaves = {id(given.batch): given.leaf for given in inputs if sys.getrefcount(given.batch) > _OF_GIVEN}
-        if not leaves:
+        # The module may keep it, return it, or put it into an argument.
+        kept = [given for given in inputs.values() if sys.getrefcount(given.batch) > _OF_GIVEN]
+        if not kept:
             return out
+        leaves = {id(given.batch): given.leaf for given in kept}
         seen: set[int] = set()
-        for part in module.modules():
-            _with_leaves(vars(part), leaves, seen)
+        for holder in (*map(vars, module.modules()), args, kwargs):
+            _with_leaves(holder, leaves, seen)
         return _with_leaves(out, leaves, seen)
 
     def _plain_batch(self, module: nn.Module, plain: list[Tensor]) -> _PlainBatch | None:
