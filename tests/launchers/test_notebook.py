@@ -22,12 +22,13 @@ class Notebook:
     client: Any
 
     def cell(self, source: str) -> str:
-        """Run a cell; return its output, and the text of the error that ended it."""
+        """Run a cell; return its standard output, and the text of the error that ended it."""
         said: list[str] = []
 
         def hear(message: Any) -> None:
             content = message["content"]
-            said.append(content.get("text", "") or "\n".join(content.get("traceback", [])))
+            if content.get("name") != "stderr":  # its messages come between the standard output's
+                said.append(content.get("text", "") or "\n".join(content.get("traceback", [])))
 
         self.client.execute_interactive(textwrap.dedent(source), timeout=LONGEST, output_hook=hear)
         return "".join(said)
