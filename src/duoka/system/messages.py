@@ -16,7 +16,7 @@ _INVISIBLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # escape sequences for the c
 def say(text: str) -> None:
     """Write a line to standard error, if this process has one."""
     if sys.stderr is not None:
-        # In a single write: a notebook's stream may be flushed between two, and other output get in front of the newline.
+        # In a single write: between two, a notebook may show other output.
         print(f"duoka: {text}\n", end="", file=sys.stderr, flush=True)
 
 

@@ -1,13 +1,13 @@
 """Gathered copies of batches that the script may hold a reference to: `row = x[0]`, `x.numpy()`.
 
 On one device these share the batch's memory, so a write to one is visible in the other. Here a write to the copy is
-copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again. What
-the script takes of a view of the batch is a part of the same copy where that holds all of it (`part_of_copy`); where
-it does not, a write to one of two copies of the same memory that are held is refused.
+copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again. Of each
+memory there is one copy that the script may hold, laid out as one device's memory: what the script takes of another
+view of the batch is a part of it (`part_of_copy`). If the copy does not hold that part, all of the memory is gathered
+into it (`_extend`).
 
 A rank sees by reference counts whether its script holds a copy, and garbage collection may make that differ between
-ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it,
-or that it differs from the rows of one of them.
+ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it.
 
 Three classes describe gathered copies: a `GatheredArgument` (whole.py) serves one operation; a `CachedCopy`
 (whole.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,18 +36,67 @@ from duoka.private.torch import (
     is_mapped_over,
     is_transformed,
     memory_of,
+    negative_of,
     tree_leaves,
     uncounted,
     version_of,
 )
 from duoka.system.user_code import user_line
-from duoka.view.shares.strides import Strides, covers, global_distance, without_repetitions
+from duoka.view.shares.strides import Strides, contiguous_strides, covers, global_distance, without_repetitions
 from duoka.view.transforms import records_gradients, without_modes
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
 
 _GATHERED_AT_MOST = 64  # copies noted
+
+
+class CopyMemory:
+    """The memory of a gathered copy, as all local shares know it.
+
+    argument: the copy, which the script's function got. holders: references to its memory before the script got one.
+    """
+
+    full: Tensor  # all that has been gathered, without autograd, and as it is in memory
+
+    def __init__(self, argument: Tensor, holders: int) -> None:
+        self.full = as_in_memory(argument)
+        self._tensors = [argument, self.full]  # of this memory that duoka refers to
+        self._others = holders - 1  # references to it that are not the script's: the base of a view
+        self.mark_equal()
+
+    def mark_equal(self) -> None:
+        """Note that the rows have all writes to this memory."""
+        self._histories = [history(tensor) for tensor in self._tensors]
+
+    def is_recorded(self) -> bool:
+        """Return True if autograd has recorded a write to this memory since it was equal to the rows."""
+        return any(history(tensor) is not known for tensor, known in zip(self._tensors, self._histories, strict=True))
+
+    def is_held(self) -> bool:
+        """Return True if the script still holds a reference to this memory."""
+        return holders(self.full) > self._others + len(self._tensors)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of this memory, of which a reference does not mean that the script holds the memory.
+
+        It is the one that is known, if one of the same form is, and if neither has gradients.
+        """
+        for known in self._tensors:
+            if known is tensor or (
+                not (tensor.requires_grad or known.requires_grad) and _same_form(known, tensor)
+            ):
+                return known
+        self._tensors.append(tensor)
+        self._histories.append(history(tensor))
+        return tensor
+
+    def extend(self, shape: Sequence[int], offset: int) -> Tensor:
+        """Make `full` a contiguous tensor of this shape, whose first element is at `offset` in this memory."""
+        self.full = self.full.as_strided(shape, contiguous_strides(shape), offset).detach()
+        self._tensors.append(self.full)
+        self._histories.append(None)
+        return self.full
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +106,10 @@ class AliasedCopy:
     rows: Tensor
     spec: Spec
     strides: Strides  # of the batch, which `full` has
-    full: Tensor
-    holders: int = 0  # references to its memory before the script got one
+    copied: CopyMemory
     written_back: Callable[[], None] | None = None  # called after rows were updated from the copy
     versions: tuple[int, int] = (0, 0)  # of rows and copy when they were last equal
-    grad_fn: Any = None  # of the copy at that time
     memory: int = 0  # of the rows
-    number: int = 0  # among all copies of this memory, when the script last got it
     active: bool = True  # False if this rank has seen that its script no longer holds the copy
     saved: bool = False  # by autograd on some rank; on others it may have no values
 
@@ -71,9 +117,15 @@ class AliasedCopy:
         self.memory = memory_of(self.rows)
         self.mark_equal()
 
+    @property
+    def full(self) -> Tensor:
+        """The copy."""
+        return self.copied.full
+
     def mark_equal(self) -> None:
         """Note that rows and copy are equal now."""
-        self.versions, self.grad_fn = (self.rows_version(), version(self.full)), self.full.grad_fn
+        self.versions = self.rows_version(), version(self.full)
+        self.copied.mark_equal()
         self.spec.view.aliased.note_equal(self.rows, self.full)
 
     def rows_version(self) -> int:
@@ -86,10 +138,6 @@ class AliasedCopy:
         elements = global_distance(int(self.rows.storage_offset()), sample, partition.n, partition.rows)
         return elements * self.rows.itemsize
 
-    def is_held(self) -> bool:
-        """Return True if the script still holds a reference to the copy's memory."""
-        return holders(self.full) > self.holders
-
     def part_of_copy(self, rows: Tensor, spec: Spec, strides: Strides) -> Tensor | None:
         """Return the part of `full` that is the copy of `rows`, of the same memory; None if it does not hold them.
 
@@ -98,8 +146,6 @@ class AliasedCopy:
         full, partition, size, of = self.full, self.spec.partition, rows.itemsize, self.rows.itemsize
         sample = self.strides[self.spec.dim] * self.spec.inner * of  # in bytes, as are all distances here
         if spec.partition is not partition or strides[spec.dim] * spec.inner * size != sample or 0 in rows.shape:
-            return None
-        if rows.is_neg() != self.rows.is_neg() or (rows.dtype != self.rows.dtype and self.rows.is_conj()):
             return None
         before = int(rows.storage_offset() * size - self.rows.storage_offset() * of)
         if before < 0:
@@ -114,7 +160,8 @@ class AliasedCopy:
             memory = full.untyped_storage().nbytes() // max(size, of) * max(size, of)
             full = full.as_strided((memory // of,), (1,), 0).view(rows.dtype)
         part = full.as_strided(shape, strides, start // size)
-        return part.conj() if rows.is_conj() != self.rows.is_conj() else part
+        part = part.conj() if rows.is_conj() else part
+        return negative_of(part) if rows.is_neg() else part
 
     def is_written(self, read: Tensor | None) -> bool:
         """Return True if the script has written to the copy since it was equal to the rows.
@@ -126,13 +173,9 @@ class AliasedCopy:
             return True
         if not self.full.is_cpu or self.rows_version() != self.versions[0]:
             return False
-        if read is not None and self.is_held() and not same_memory(self.rows, read):
+        if read is not None and self.copied.is_held() and not same_memory(self.rows, read):
             return False
-        return not self.is_equal()
-
-    def is_equal(self) -> bool:
-        """Return True if the copy has the values of this rank's rows."""
-        return _equal(self._rows_of_copy().to(self.rows.device), self.rows)
+        return not _equal(self._rows_of_copy().to(self.rows.device), self.rows)
 
     def write_through(self) -> None:
         """Update the rows from the gathered copy, to which the script has written.
@@ -143,7 +186,11 @@ class AliasedCopy:
         if version(self.full) == self.versions[1]:
             self._write(self.rows.data)  # numpy: without counting a write, as on one device
             return
-        self._refuse_gradients()
+        if self.copied.is_recorded():
+            raise Refused(
+                f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
+                "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
+            )
         with torch.no_grad():
             self._write(self.rows)
         self.mark_equal()
@@ -162,16 +209,20 @@ class AliasedCopy:
                 without_repetitions(target, strides).copy_(without_repetitions(source.detach(), strides))
             self.mark_equal()
 
-    def is_recorded(self, value: Tensor) -> bool:
-        """Return True if `value` is of the copy's memory, and autograd recorded a write to that."""
-        return self.full.grad_fn is not self.grad_fn and same_memory(value, self.full)
+    def extended(self) -> tuple[Spec, Tensor, int] | None:
+        """Return placement and rows of all of the batch's memory, and the place of its first element in the copy's.
 
-    def _refuse_gradients(self) -> None:
-        if self.full.grad_fn is not self.grad_fn:
-            raise Refused(
-                f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
-                "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
-            )
+        None if a sample's elements are not side by side in it, or if the copy's memory has no room for it.
+        """
+        blocks = blocks_of_memory(self.rows, self.spec, self.strides)
+        if blocks is None:
+            return None
+        spec, sample = blocks
+        start = int(self.full.storage_offset()) - self.offset() // self.rows.itemsize
+        room = self.full.untyped_storage().nbytes() // self.full.itemsize
+        if start < 0 or start + spec.size * sample > room:
+            return None
+        return spec, self.rows.as_strided((spec.local_size, sample), (sample, 1), 0).detach(), start
 
     def _write(self, rows: Tensor) -> None:
         strides = rows.stride()
@@ -207,7 +258,7 @@ class _Gathered:
         else:
             full = rows.new_empty(0, device=self.device).set_(memory, self.offset, self.shape, self.strides)
         active = memory is not None
-        return AliasedCopy(rows, self.spec, self.strides, full, holders=1, active=active, saved=True)
+        return AliasedCopy(rows, self.spec, self.strides, CopyMemory(full, 1), active=active, saved=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +284,7 @@ class AliasedCopies:
         self.has_uncounted_writes = False  # True once the script has used `x.data`: torch counts no write through it
         # Memory of tensors of the inference mode, which count no writes -> calls that may have written to it.
         self.unnumbered: Counter[int] = Counter()
-        # Memory of rows -> how often the script has got a copy of it, or the ranks have forgotten one but the last.
+        # Memory of rows -> number of the copies of it that the script has got.
         self.numbers: Counter[int] = Counter()
         self.gathered: deque[_Gathered] = deque(maxlen=_GATHERED_AT_MOST)  # the last ones
         self._split: list[_Split] = []
@@ -268,27 +319,29 @@ class AliasedCopies:
         rows: Tensor,
         spec: Spec,
         strides: Strides,
-        full: Tensor,
-        holders: int,
+        copied: CopyMemory,
         out: Any,
-        written_back: Callable[[], None] | None,
+        written_back: Callable[[], None] | None = None,
     ) -> None:
-        """Keep `full`, a copy of `rows`, if the result `out` that the script gets shares its memory.
+        """Keep a copy of `rows`, if the result `out` that the script gets shares its memory.
 
-        strides: of the batch. holders: references to its memory before. written_back: called whenever writes to the
-        copy have been copied into the rows.
+        strides: of the batch. written_back: called whenever writes to the copy have been copied into the rows.
         """
         if isinstance(out, np.ndarray):  # writes to it are not counted, as those through `x.data`
             self.add_saved(rows)
-        for copy in self.copies:
-            if copy.memory == memory_of(rows) and same_memory(copy.full, full):
-                copy.number, copy.active = self._next(copy.memory), True
-                return
-        if any(_has_memory_of(full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
+        known = self.held(rows)
+        if known is not None:
+            known.active |= known.copied is copied
+        elif any(
+            _has_memory_of(copied.full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))
+        ):
             with without_modes():
-                copy = AliasedCopy(rows.detach(), spec, strides, full, holders, written_back)
-                copy.number = self._next(copy.memory)
-                self.copies.append(copy)
+                self.copies.append(AliasedCopy(as_in_memory(rows), spec, strides, copied, written_back))
+            self.numbers[memory_of(rows)] += 1
+
+    def held(self, rows: Tensor) -> AliasedCopy | None:
+        """Return the copy of the memory of these rows that the script may hold, if there is one."""
+        return next((copy for copy in self.of_memory(rows) if not copy.saved), None)
 
     def rows_of(self, full: Tensor, spec: Spec) -> Tensor | None:
         """Return the rows of which a plain tensor is the copy that the script holds."""
@@ -373,27 +426,24 @@ class AliasedCopies:
                 self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
-        """Return the existing copy of these rows, or its part; None if there is none, or if it must have gradients.
+        """Return the existing copy of these rows, a part of it; None if there is none that holds it.
 
         others: further copies of their memory, which the script does not hold.
         """
-        if rows.requires_grad and records_gradients():
-            return None
-        for copy in [*self.of_memory(rows), *others]:
-            unusable = copy.saved or copy.full.requires_grad
-            part = None if unusable else copy.part_of_copy(rows, spec, strides)
+        known = self.held(rows)
+        for copy in [*([known] if known is not None else []), *others]:
+            with torch.inference_mode(False), torch.enable_grad():  # kept for calls in other modes
+                part = copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True
-                same = part.shape == copy.full.shape and part.stride() == copy.full.stride()
-                same = same and part.dtype == copy.full.dtype and part.is_conj() == copy.full.is_conj()
-                return copy.full if same else part
+                return copy.copied.keep(part)
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
         """Copy writes to copies into the rows; called before these rows are read, and at the end of the script.
 
         Raises:
-            Refused: see `AliasedCopy.write_through`; or the script holds another copy, which does not show the write.
+            Refused: see `AliasedCopy.write_through`.
         """
         copies, self.copies = self.copies, []  # `_local` of what is read here comes here again
         try:
@@ -403,14 +453,9 @@ class AliasedCopies:
             raise
 
     def _write_back(self, copies: list[AliasedCopy], rows: Tensor | None) -> None:
-        count = Counter(copy.memory for copy in copies)
         active = [copy for copy in copies if copy.active]
-        released = [copy for copy in active if not copy.is_held()]
-        last = [copy for copy in released if count[copy.memory] > 1]  # another copy of the memory may outlive it
-        written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
-        by_script = [copy.memory for copy in written if not copy.saved]
-        if len(set(by_script)) < len(by_script):
-            raise _two_copies()
+        released = [copy for copy in active if not copy.copied.is_held()]
+        written = [copy for copy in active if copy.is_written(rows)]
         for copy in written:
             copy.write_through()
         # numpy's write is seen only on the rank whose rows it changes. So before a pass, which reads what autograd
@@ -424,33 +469,31 @@ class AliasedCopies:
             for copy in sources:
                 if copy.memory == saved.memory:
                     saved.take(copy)
-        for copy in active:
-            if any(copy.memory == other.memory for other in written) and count[copy.memory] > 1:
-                _refuse_if_stale(copy)
         for copy in released:
             copy.active = False
         # What no batch refers to can be neither read nor written, so it can decide about no collective.
+        count = Counter(copy.memory for copy in copies)
         self.copies = [copy for copy in copies if holders(copy.rows) > count[copy.memory]]
+
+    def extend(self, rows: Tensor) -> None:
+        """Gather all of these rows' memory into its copy, if the script holds that on any rank; else forget it.
+
+        Every rank must call it, when the copy does not hold what the script takes.
+
+        Raises:
+            Refused: duoka does not know where the rest of the memory is.
+        """
+        copy = self.held(rows)
+        if copy is not None:
+            self.forget_unheld([copy])
+        if copy is not None and copy in self.copies:
+            copy.spec.view.shares.synchronize(_extend, copy)
 
     def forget_unheld(self, copies: list[AliasedCopy]) -> None:
         """Forget the copies that the script holds on no rank; every rank must call it with the same copies."""
         for copy in copies:
             if not copy.spec.view.shares.synchronize(_are_held, copy):
-                # What numpy has written to it has come into the rows uncounted.
-                if self.numbers[copy.memory] != copy.number:
-                    self._next(copy.memory)
                 self.copies.remove(copy)
-
-    def forget_stale(self, copies: list[AliasedCopy]) -> None:
-        """Forget the copies that differ from the rows on some rank; every rank must call it with the same copies."""
-        for copy in copies:
-            if not copy.saved and copy.spec.view.shares.synchronize(_are_stale, copy):
-                self._next(copy.memory)  # the write may have come into the rows uncounted
-                self.copies.remove(copy)
-
-    def _next(self, memory: int) -> int:
-        self.numbers[memory] += 1
-        return self.numbers[memory]
 
     @contextmanager
     def updated(self, arguments: list[Tensor], put_back: Any) -> Iterator[None]:
@@ -460,7 +503,9 @@ class AliasedCopies:
         has recorded that, the copy is not written through.
         """
         if isinstance(put_back, Tensor):
-            self.copies = [copy for copy in self.copies if not copy.is_recorded(put_back)]
+            self.copies = [
+                copy for copy in self.copies if not (same_memory(put_back, copy.full) and copy.copied.is_recorded())
+            ]
         for rows in arguments:
             self.write_back(rows)
         before = [self.version(rows) for rows in arguments]
@@ -486,28 +531,36 @@ def _form(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
-def _refuse_if_stale(copy: AliasedCopy) -> None:
-    # One that is still equal is not marked so: the values differ between ranks, which then decide about a gathering.
-    if not copy.is_equal() and copy.is_held():
-        raise _two_copies()
-
-
-def _two_copies() -> Refused:
-    return Refused(
-        f"before {user_line()}, the script wrote to an array or a row of a batch while it held another one of "
-        "the same memory, which does not show this; take the larger one first, or take it after the write"
-    )
+def _same_form(tensor: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors of one memory are the same."""
+    bits = tensor.is_conj() == other.is_conj() and tensor.is_neg() == other.is_neg()
+    return bits and tensor.dtype == other.dtype and _form(tensor) == _form(other)
 
 
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
-    return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].is_held())] * len(copies)
+    return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].copied.is_held())] * len(copies)
 
 
-def _are_stale(copies: list[AliasedCopy]) -> list[bool]:
-    """Return for each local share whether a copy differs from a rank's rows. copies: as for `_gather_again`."""
-    differs = any(not copy.is_equal() for copy in copies)
-    return [copies[0].spec.view.shares.processes.is_true_anywhere(differs)] * len(copies)
+def _extend(copies: list[AliasedCopy]) -> list[None]:
+    """Gather all of the batch's memory into the copy, and return None for each local share.
+
+    copies: as for `_gather_again`.
+    """
+    first, extended = copies[0], [copy.extended() for copy in copies]
+    whole = [part for part in extended if part is not None]
+    if first.spec.view.shares.processes.is_true_anywhere(len(whole) < len(copies)):
+        raise Refused(
+            f"{user_line()} takes memory of a batch of which the script holds another view already; take both of the "
+            "batch itself, or clone one of them"
+        )
+    values = first.spec.gather_shares([(spec, rows) for spec, rows, _ in whole])
+    with torch.no_grad(), uncounted(first.full):
+        first.copied.extend(values.shape, whole[0][2]).copy_(values)
+    for copy, (spec, rows, _) in zip(copies, whole, strict=True):
+        copy.rows, copy.spec, copy.strides = rows, spec, contiguous_strides(values.shape)
+        copy.mark_equal()
+    return [None] * len(copies)
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:
@@ -524,6 +577,34 @@ def _gather_again(copies: list[AliasedCopy]) -> list[None]:
     for copy in copies:
         copy.mark_equal()
     return [None] * len(copies)
+
+
+def blocks_of_memory(rows: Tensor, spec: Spec, strides: Strides) -> tuple[Spec, int] | None:
+    """Return how the memory of a rank's rows is arranged: the placement of its samples, and the elements of each.
+
+    None if it is no sequence of whole samples. strides: of the batch.
+    """
+    sample = strides[spec.dim] * spec.inner
+    size, block = rows.untyped_storage().nbytes() // rows.itemsize, spec.partition.rows * sample
+    if not block or size % block or spec.view.of_parameters:
+        return None
+    return replace(spec, dim=0, outer=size // block, inner=1), sample
+
+
+def physical(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's memory as it is, where the tensor is to be read as its conjugate or negative."""
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    return negative_of(tensor) if tensor.is_neg() else tensor
+
+
+def as_in_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same memory, without autograd, that is to be read as it is."""
+    return physical(tensor.detach()).detach()  # a view would be a second reference to the memory
+
+
+def history(tensor: Tensor) -> Any:
+    """Return the node of autograd that a recorded write to a tensor, which may be a view, replaces."""
+    return base_of(tensor).grad_fn
 
 
 def version(tensor: Tensor) -> int:

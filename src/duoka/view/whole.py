@@ -18,10 +18,22 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import base_of, memory_of, tree_leaves, tree_map_only
+from duoka.private.torch import memory_of, negative_of, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
-from duoka.view.aliased import AliasedCopies, AliasedCopy, holders, version
-from duoka.view.shares.strides import without_repetitions
+from duoka.view.aliased import (
+    AliasedCopies,
+    AliasedCopy,
+    CopyMemory,
+    as_in_memory,
+    blocks_of_memory,
+    history,
+    holders,
+    physical,
+    same_memory,
+    version,
+)
+from duoka.view.shares.differentiable import StraightThrough
+from duoka.view.shares.strides import global_distance, without_repetitions
 from duoka.view.tensor.batch import (
     Args,
     BatchTensor,
@@ -116,10 +128,10 @@ def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgum
         rows = batch._shares[0]._rows
         alike = others[memory_of(rows)]
         copies[id(batch)] = copy = GatheredArgument(batch, keep, alike)
-        if any(copy.argument is other.full for other in alike):
+        if any(copy.argument is other.argument for other in copies.values() if other is not copy):
             copy.argument = copy.argument[...]  # `torch.sin(x, out=v)` returns v, not x
         if len(batches) > 1:
-            alike.append(AliasedCopy(rows, batch._spec, batch._meta.strides, copy.full))
+            alike.append(AliasedCopy(as_in_memory(rows), batch._spec, batch._meta.strides, copy.memory))
     return copies
 
 
@@ -144,23 +156,24 @@ class GatheredArgument:
     def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
-        _forget_copies(batch, AliasedCopies.forget_stale)
-        known = spec.view.aliased.of(rows, spec, batch._meta.strides, others)
-        keep = keep and not spec.view.aliased.has_uncounted_writes
-        if known is None and keep and batch._cached is not None:
-            _forget_copies(batch, AliasedCopies.forget_unheld)
-            known = batch._cached.of(rows, spec.view.aliased)
+        aliased, strides = spec.view.aliased, batch._meta.strides
+        keep = keep and not (aliased.has_uncounted_writes or operators_are_observed())
+        known = batch._cached.of(rows, aliased) if keep and batch._cached is not None else None
         if known is None:
-            records = records_gradients()  # before inference_mode(False) enables gradients
-            with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
-                known = laid_out(Spec.gather_shares(parts), batch._meta.strides, *_place_in_memory(batch))
-                if spec.view.gathers_on is not None:  # the script's views of it are there
-                    known = known.to(spec.view.gathers_on)
-            note_gathered(batch, known)
+            full = aliased.of(rows, spec, strides, others)
+            if full is None and aliased.held(rows) is not None:
+                _extend_copy(batch)
+                full = aliased.of(rows, spec, strides)
+            if full is None or (rows.requires_grad and records_gradients()):
+                known = _gather(batch, parts, full)
+                note_gathered(batch, known)
+            else:
+                known = full
             if keep:
                 cache_copy(batch, known)
         self.batch, self.full, self._keeps = batch, known, keep
-        self._version, self._holders, self._grad_fn = version(known), holders(known), _history(known)
+        self._version, self._grad_fn = version(known), history(known)
+        self.memory = _memory_of(known, rows, aliased, others)
         self.argument = _requiring_grad_as(rows, known)
 
     def is_unwritten(self) -> bool:
@@ -168,13 +181,13 @@ class GatheredArgument:
 
     def note_views(self, out: Any) -> None:
         """Keep track of views of the copy in the result of an operation that did not write to it."""
-        add_alias(self.batch, self.full, self._holders, out)
+        add_alias(self.batch, self.full, self.memory, out)
 
     def refuse_another_form(self, name: str) -> None:
         """Raise Refused if the operation has changed the shape or dtype of the copy."""
         if self.argument.shape != self.batch.shape or self.argument.dtype != self.batch.dtype:
             for aliased in (share._spec.view.aliased for share in self.batch._shares):
-                aliased.copies = [copy for copy in aliased.copies if copy.full is not self.full]
+                aliased.copies = [copy for copy in aliased.copies if not same_memory(copy.full, self.full)]
             raise Refused(
                 f"{name} at {user_line()} would change a batch's shape or dtype in place; use a function that "
                 "returns a new tensor, and assign its result"
@@ -185,7 +198,7 @@ class GatheredArgument:
         shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
-        recorded = _history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
+        recorded = history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
             view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
         for share in shares:
@@ -206,16 +219,45 @@ class GatheredArgument:
         without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
 
 
+def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor | None) -> Tensor:
+    """All-gather the rows of all shares into memory that is laid out as one device's, and return the copy.
+
+    part: a copy of the batch without its gradients, if there is one; the result shares its memory.
+    """
+    spec, rows = parts[0]
+    records = records_gradients()  # before inference_mode(False) enables gradients
+    with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
+        full = Spec.gather_shares([(spec, physical(rows)) for spec, rows in parts])
+        if spec.view.gathers_on is not None:  # the script's views of it are there
+            full = full.to(spec.view.gathers_on)
+        if part is None or operators_are_observed():
+            full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))
+        else:
+            full = StraightThrough.apply(full, physical(part))
+        full = full.conj() if rows.is_conj() else full
+        return negative_of(full) if rows.is_neg() else full
+
+
 def _place_in_memory(batch: BatchTensor) -> tuple[int, int]:
     """Return the offset of a batch in one device's memory of all samples, and the size of that, in elements.
 
-    Return zeros if it is a view of more than that: the copy of one time step would take as much memory as all steps.
+    Return zeros if the memory is no sequence of whole samples.
     """
     rows, spec = batch._shares[0]._rows, batch._spec
-    sample, size = batch._meta.strides[spec.dim] * spec.inner, rows.untyped_storage().nbytes() // rows.itemsize
-    if size != spec.partition.rows * sample:
+    blocks = blocks_of_memory(rows, spec, batch._meta.strides)
+    if blocks is None:
         return 0, 0
-    return int(rows.storage_offset()), spec.partition.n * sample
+    offset = global_distance(int(rows.storage_offset()), blocks[1], spec.partition.n, spec.partition.rows)
+    return offset, blocks[0].size * blocks[1]
+
+
+def _memory_of(known: Tensor, rows: Tensor, aliased: AliasedCopies, others: Sequence[AliasedCopy] = ()) -> CopyMemory:
+    """Return what is known of the memory of a copy; of a new one, the references to it that there are now."""
+    held = aliased.held(rows)
+    for copy in [*([held] if held is not None else []), *others]:
+        if same_memory(copy.full, known):
+            return copy.copied
+    return CopyMemory(known, holders(known))
 
 
 def _requiring_grad_as(rows: Tensor, copy: Tensor) -> Tensor:
@@ -229,27 +271,16 @@ def _requiring_grad_as(rows: Tensor, copy: Tensor) -> Tensor:
         return copy.detach().requires_grad_()
 
 
-def _forget_copies(batch: BatchTensor, forget: Callable[[AliasedCopies, list[AliasedCopy]], None]) -> None:
-    """Forget copies of the batch's memory, if there are several: a write through one does not reach the others."""
+def _extend_copy(batch: BatchTensor) -> None:
+    """Let the copy of a batch's memory hold all of it, if the script has that; else forget the copy."""
     shares = batch._shares
-
-    def forget_of_share(index: int) -> None:
-        aliased = shares[index]._spec.view.aliased
-        forget(aliased, aliased.of_memory(shares[index]._rows))
-
-    if len(shares[0]._spec.view.aliased.of_memory(shares[0]._rows)) > 1:
-        with without_modes():
-            batch._spec.view.shares.each(forget_of_share)
+    with without_modes():
+        batch._spec.view.shares.each(lambda index: shares[index]._spec.view.aliased.extend(shares[index]._rows))
 
 
 def _extent(batch: BatchTensor) -> int:
     """Return the distance in memory from the first element of a batch to its last."""
     return sum((size - 1) * stride for size, stride in zip(batch.shape, batch._meta.strides, strict=True))
-
-
-def _history(tensor: Tensor) -> Any:
-    """Return the node of autograd that a recorded write to a tensor, which may be a view, replaces."""
-    return base_of(tensor).grad_fn
 
 
 def _name_of(func: Callable[..., Any]) -> str:
@@ -297,7 +328,7 @@ class CachedCopy:
         memory = memory_of(rows)
         if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
             return None
-        if any(copy.full is not self.full for copy in aliased.of_memory(rows)):
+        if any(not same_memory(copy.full, self.full) for copy in aliased.of_memory(rows)):
             return None
         return self.full if self.full.requires_grad == (rows.requires_grad and records_gradients()) else None
 
@@ -380,7 +411,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
         return False
     here = aliased.of_memory(rows)
     alias = here[0] if here else None
-    if len(here) > 1 or (alias is not None and alias.full is not cached.full):
+    if len(here) > 1 or (alias is not None and not same_memory(alias.full, cached.full)):
         return False
     if alias is not None and not (rows.requires_grad or cached.full.requires_grad):
         if alias.versions[0] != aliased.version(rows):  # the copy may have been written to since
@@ -388,19 +419,20 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     elif cached.of(rows, aliased) is None:
         return False
     if alias is None:
-        add_alias(batch, cached.full, holders(cached.full), cached.full)
+        add_alias(batch, cached.full, CopyMemory(cached.full, holders(cached.full)), cached.full)
     else:
         alias.active = True  # the script gets it again
     return True
 
 
-def add_alias(batch: BatchTensor, full: Tensor, holders: int, out: Any) -> None:
+def add_alias(batch: BatchTensor, full: Tensor, memory: CopyMemory, out: Any) -> None:
     """Keep track of the copy `full` of a batch, if the result `out` that the script gets shares its memory."""
+    memory.keep(full)
     cached = batch._cached if batch._cached is not None and batch._cached.full is full else None
     for share in batch._shares:
         meta, aliased = share._meta, share._meta.spec.view.aliased
         # No weak reference to the batch itself: a tensor that has one cannot change its shape in place.
         written_back = partial(_mark_equal, ref(cached), aliased) if cached is not None else None
-        aliased.add(share._rows, meta.spec, meta.strides, full, holders, out, written_back)
+        aliased.add(share._rows, meta.spec, meta.strides, memory, out, written_back)
     if cached is not None:
         cache_copy(batch, full)

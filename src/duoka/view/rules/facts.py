@@ -13,12 +13,12 @@ from duoka.hardware.vendors import TYPES
 from duoka.private.torch import AsPlainTensors, memory_of
 from duoka.system.user_code import user_line
 from duoka.view import originals
-from duoka.view.aliased import same_memory
+from duoka.view.aliased import blocks_of_memory, physical, same_memory
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
-from duoka.view.shares.strides import global_distance, without_repetitions
+from duoka.view.shares.strides import global_distance
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, set_rows
-from duoka.view.tensor.spec import Meta, Spec
+from duoka.view.tensor.spec import Meta
 from duoka.view.whole import compute_whole
 
 if TYPE_CHECKING:
@@ -84,10 +84,8 @@ def address(func: Function, args: Args, kwargs: Kwargs) -> int:
     rows, view = args[0]._local, args[0]._spec.view
     if not args[0]._meta.shape.numel():
         return 0
-    copies = [] if view.of_parameters else [copy for copy in view.aliased.of_memory(rows) if copy.full.numel()]
-    # It holds the others.
-    largest = max(copies, key=lambda copy: without_repetitions(copy.full, copy.strides).nbytes, default=None)
-    start = _start(rows) if largest is None else largest.full.data_ptr() - largest.offset()
+    held = None if view.of_parameters else view.aliased.held(rows)
+    start = _start(rows) if held is None or not held.full.numel() else held.full.data_ptr() - held.offset()
     return int(start + storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize)
 
 
@@ -171,13 +169,11 @@ def storage(func: Function, args: Args, kwargs: Kwargs) -> Any:
     batch, spec, rows = args[0], args[0]._spec, args[0]._local.detach()
     if spec.view.of_parameters:
         return func(rows)
-    rows = rows.conj() if rows.is_conj() else rows  # the values that memory has
-    sample, count = batch._meta.strides[spec.dim] * spec.inner, spec.outer * spec.partition.rows
-    size = rows.untyped_storage().nbytes()
-    if size == count * sample * rows.itemsize:
-        memory = rows.as_strided((count, sample), (sample, 1), 0)
-        batch = BatchTensor(memory, Spec(spec.view, spec.partition, outer=spec.outer))
-    elif size != rows.numel() * rows.itemsize:
+    rows = physical(rows)
+    blocks = blocks_of_memory(rows, spec, batch._meta.strides)
+    if blocks is not None:
+        batch = BatchTensor(rows.as_strided((blocks[0].local_size, blocks[1]), (blocks[1], 1), 0), blocks[0])
+    elif rows.untyped_storage().nbytes() != rows.numel() * rows.itemsize:
         raise Refused(f"{user_line()}: duoka does not know in which order this view's memory has the rows of a batch")
     return compute_whole(func, (batch,), kwargs)
 

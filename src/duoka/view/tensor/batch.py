@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
+from duoka.view.aliased import CopyMemory
 from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.tensor.spec import Meta, Spec
@@ -291,10 +292,10 @@ def note_gathered(batch: BatchTensor, full: Tensor) -> None:
 def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -> Tensor:
     """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records.
 
-    offset, size: of a copy with gaps, the place of its first element in its memory, and the number of elements that
-    this has (default: what the copy needs).
+    offset, size: the place of its first element in its memory, and the number of elements that this has; default:
+    what it needs.
     """
-    if same_layout(tensor.shape, tensor.stride(), strides):
+    if same_layout(tensor.shape, tensor.stride(), strides) and size in (0, tensor.numel()):
         # torch compares the strides of dimensions of size 1, too, to tell whether two tensors are the same memory.
         same = tensor.requires_grad or tensor.stride() == strides
         return tensor if same else tensor.as_strided(tensor.shape, strides)
@@ -304,7 +305,7 @@ def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -
         values = laid_out(tensor.detach(), strides, offset, size).expand(every.shape)
         return StraightThrough.apply(every, values)  # type: ignore[no-any-return]
     order = memory_order(strides)
-    if is_dense(tensor.shape, strides):
+    if is_dense(tensor.shape, strides) and size in (0, tensor.numel()):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
     else:
         copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -333,7 +334,7 @@ def set_rows(set_on: Callable[[Tensor], Tensor], full: Tensor, spec: Spec) -> St
     rows = set_on(laid_out(spec.local_rows(full.detach()).clone(), spec.local_strides(strides)))
     if not spec.view.of_parameters:
         holders = int(full.untyped_storage().resizable())  # else something else holds the memory, such as an array
-        aliased.add(rows, spec, strides, full.detach(), holders, full, None)
+        aliased.add(rows, spec, strides, CopyMemory(full.detach(), holders), full)
     return strides
 
 
