@@ -251,7 +251,7 @@ class _Gathered:
     def copy(self, rows: Tensor) -> AliasedCopy:
         """Return the copy as one that is held as long as autograd does. rows: any of its memory."""
         offset, shape, strides = self.form_of_rows
-        rows = rows.detach().as_strided(shape, strides, offset)
+        rows = as_in_memory(rows).as_strided(shape, strides, offset).detach()
         memory = self.memory.storage()
         if memory is None:  # others may have it still
             full = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=self.device)
@@ -499,13 +499,12 @@ class AliasedCopies:
     def updated(self, arguments: list[Tensor], put_back: Any) -> Iterator[None]:
         """Around an operation that may write to its arguments: gather copies of written rows again (a collective).
 
-        put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory: if autograd
-        has recorded that, the copy is not written through.
+        put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory. If autograd
+        has recorded that, the assignment writes it to the batch.
         """
-        if isinstance(put_back, Tensor):
-            self.copies = [
-                copy for copy in self.copies if not (same_memory(put_back, copy.full) and copy.copied.is_recorded())
-            ]
+        for copy in self.copies if type(put_back) is Tensor else ():
+            if same_memory(put_back, copy.full) and copy.copied.is_recorded():
+                copy.mark_equal()
         for rows in arguments:
             self.write_back(rows)
         before = [self.version(rows) for rows in arguments]

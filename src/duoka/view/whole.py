@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,7 +81,8 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         writes = may_write(func, kwargs)
-        copies = _gathered(batches, keep)
+        with torch.no_grad() if name in _RETURN_NUMBERS else nullcontext():
+            copies = _gathered(batches, keep, writes)
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0].view_as(args[0]), *args[1:])
@@ -115,11 +117,11 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
 
 def gather_sharing(tree: Any) -> Any:
     """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others."""
-    copies = _gathered(batches_in(tree), keep=False)
+    copies = _gathered(batches_in(tree))
     return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, tree)
 
 
-def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgument]:
+def _gathered(batches: list[BatchTensor], keep: bool = False, writes: bool = False) -> dict[int, GatheredArgument]:
     """Gather batches, by identity; copies of one memory are parts of the largest of them."""
     copies: dict[int, GatheredArgument] = {}
     others: defaultdict[int, list[AliasedCopy]] = defaultdict(list)  # by memory
@@ -127,7 +129,7 @@ def _gathered(batches: list[BatchTensor], keep: bool) -> dict[int, GatheredArgum
     for batch in sorted(batches, key=_extent, reverse=True):
         rows = batch._shares[0]._rows
         alike = others[memory_of(rows)]
-        copies[id(batch)] = copy = GatheredArgument(batch, keep, alike)
+        copies[id(batch)] = copy = GatheredArgument(batch, keep, writes, alike)
         if any(copy.argument is other.argument for other in copies.values() if other is not copy):
             copy.argument = copy.argument[...]  # `torch.sin(x, out=v)` returns v, not x
         if len(batches) > 1:
@@ -145,15 +147,18 @@ def take_row(batch: BatchTensor, index: int) -> Any:
 
 
 class GatheredArgument:
-    """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch.
+    """A gathered copy of a batch, for one operation.
 
-    others: copies of the batch's memory, of which it may be a part.
+    keep: keep it for later operations on the batch. writes: the operation may write to its arguments. others: copies
+    of the batch's memory, of which it may be a part.
     """
 
     full: Tensor  # the copy
     argument: Tensor  # what the operation gets: the copy, or the same memory (`_requiring_grad_as`)
 
-    def __init__(self, batch: BatchTensor, keep: bool, others: Sequence[AliasedCopy] = ()) -> None:
+    def __init__(
+        self, batch: BatchTensor, keep: bool, writes: bool = False, others: Sequence[AliasedCopy] = ()
+    ) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
         aliased, strides = spec.view.aliased, batch._meta.strides
@@ -165,7 +170,9 @@ class GatheredArgument:
                 _extend_copy(batch)
                 full = aliased.of(rows, spec, strides)
             if full is None or (rows.requires_grad and records_gradients()):
-                known = _gather(batch, parts, full)
+                # torch refuses a write to a leaf before it writes: here when the rows are written, so it must
+                # not reach what the script holds.
+                known = _gather(batch, parts, None if writes and rows.is_leaf else full)
                 note_gathered(batch, known)
             else:
                 known = full
@@ -227,7 +234,8 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
     spec, rows = parts[0]
     records = records_gradients()  # before inference_mode(False) enables gradients
     with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
-        full = Spec.gather_shares([(spec, physical(rows)) for spec, rows in parts])
+        # torch computes with no view of several (`x.unbind()`) whose base was written to, but reads its values.
+        full = Spec.gather_shares([(spec, physical(rows if records else rows.detach())) for spec, rows in parts])
         if spec.view.gathers_on is not None:  # the script's views of it are there
             full = full.to(spec.view.gathers_on)
         if part is None or operators_are_observed():
@@ -289,6 +297,17 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 
 _UNCOUNTED = ("apply_", "map_", "map2_")  # torch counts no write
+_RETURN_NUMBERS = (
+    "tolist",
+    "item",
+    "equal",
+    "allclose",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__complex__",
+    "__index__",
+)
 _ROW_OPERATIONS = ("__getitem__", "select", "narrow", "unbind", "split", "chunk")
 
 # Operations whose effect would be lost with the copy, and what to do instead.
