@@ -83,9 +83,7 @@ class CopyMemory:
         It is the one that is known, if one of the same form is, and if neither has gradients.
         """
         for known in self._tensors:
-            if known is tensor or (
-                not (tensor.requires_grad or known.requires_grad) and _same_form(known, tensor)
-            ):
+            if known is tensor or (not (tensor.requires_grad or known.requires_grad) and _same_form(known, tensor)):
                 return known
         self._tensors.append(tensor)
         self._histories.append(history(tensor))
