@@ -60,7 +60,7 @@ class CopyMemory:
     full: Tensor  # all that has been gathered, without autograd, and as it is in memory
 
     def __init__(self, argument: Tensor, holders: int) -> None:
-        self.full = as_in_memory(argument)
+        self.full, self.number = as_in_memory(argument), memory_of(argument)
         self._tensors = [argument, self.full]  # of this memory that duoka refers to
         self._others = holders - 1  # references to it that are not the script's: the base of a view
         self.mark_equal()
@@ -430,7 +430,8 @@ class AliasedCopies:
         """
         known = self.held(rows)
         for copy in [*([known] if known is not None else []), *others]:
-            with torch.inference_mode(False), torch.enable_grad():  # kept for calls in other modes
+            # Kept for calls in other modes.
+            with without_modes(), torch.inference_mode(False), torch.enable_grad():
                 part = copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True
@@ -596,7 +597,8 @@ def physical(tensor: Tensor) -> Tensor:
 
 def as_in_memory(tensor: Tensor) -> Tensor:
     """Return a tensor of the same memory, without autograd, that is to be read as it is."""
-    return physical(tensor.detach()).detach()  # a view would be a second reference to the memory
+    with without_modes():
+        return physical(tensor.detach()).detach()  # a view would be a second reference to the memory
 
 
 def history(tensor: Tensor) -> Any:

@@ -331,6 +331,7 @@ class CachedCopy:
     rows: Tensor
     full: Tensor
     pointer: int  # address of the rows' data
+    memory: int  # of the copy (`memory_of`)
     versions: tuple[int, int]  # write counts of `rows` and `full` when these were last equal
     # The entry of `AliasedCopies.numbers` for the rows' memory at that time. A different entry now means that a write
     # through another copy may have changed the rows without changing their version.
@@ -347,7 +348,7 @@ class CachedCopy:
         memory = memory_of(rows)
         if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
             return None
-        if any(not same_memory(copy.full, self.full) for copy in aliased.of_memory(rows)):
+        if any(copy.copied.number != self.memory for copy in aliased.of_memory(rows)):
             return None
         return self.full if self.full.requires_grad == (rows.requires_grad and records_gradients()) else None
 
@@ -355,7 +356,7 @@ class CachedCopy:
 def cache_copy(batch: BatchTensor, full: Tensor) -> None:
     """Keep a copy that equals the batch."""
     rows, aliased = batch._shares[0]._rows, batch._spec.view.aliased
-    now = CachedCopy(rows, full, rows.data_ptr(), (0, 0), aliased.numbers[memory_of(rows)])
+    now = CachedCopy(rows, full, rows.data_ptr(), memory_of(full), (0, 0), aliased.numbers[memory_of(rows)])
     if batch._cached is not None and batch._cached.full is full:
         batch._cached.__dict__.update(now.__dict__)  # the same object, which `add_alias` refers to
     else:
@@ -430,7 +431,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
         return False
     here = aliased.of_memory(rows)
     alias = here[0] if here else None
-    if len(here) > 1 or (alias is not None and not same_memory(alias.full, cached.full)):
+    if len(here) > 1 or (alias is not None and alias.copied.number != cached.memory):
         return False
     if alias is not None and not (rows.requires_grad or cached.full.requires_grad):
         if alias.versions[0] != aliased.version(rows):  # the copy may have been written to since
