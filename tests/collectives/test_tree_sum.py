@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duoka.collectives.tree_sum import GATHERED, Subtrees, Tree, add_up, start_sum, subtrees
+from duoka.collectives.tree_sum import GATHERED, Tree, add_up, start_sum, subtrees
 from duoka.view.view import View
 from tests.view.processes import all_well, in_processes
 from tests.view.ranks import on_ranks
@@ -41,29 +39,6 @@ def test_the_order_matters_at_all() -> None:
     assert not torch.equal(add_up(values), torch.stack(values).sum(0))
 
 
-@given(st.integers(0, 4), st.randoms(use_true_random=False))
-def test_leaves_may_come_in_any_order(height: int, chance: random.Random) -> None:
-    values = leaves(1 << height, 5)
-    tree, places = Subtrees(subtrees(0, len(values))), list(range(len(values)))
-    chance.shuffle(places)
-    complete = []
-    for place in places:
-        assert not tree.has(place)
-        complete.append(tree.put(place, values[place].clone()))
-        assert tree.has(place)
-    assert complete == [False] * (len(values) - 1) + [True]
-    assert torch.equal(tree.totals(lambda: torch.zeros(5))[0], paired(values))
-
-
-def test_leaves_that_have_not_come_are_zero() -> None:
-    values = leaves(8, 5)
-    tree = Subtrees(subtrees(0, 8))
-    for place in (1, 6, 7):
-        tree.put(place, values[place].clone())
-    some = [value if place in (1, 6, 7) else torch.zeros(5) for place, value in enumerate(values)]
-    assert torch.equal(tree.totals(lambda: torch.zeros(5))[0], paired(some))
-
-
 @pytest.mark.parametrize("size", [1, 7, GATHERED // 4, GATHERED // 4 + 3])
 @pytest.mark.parametrize("counts", [(4, 4), (2, 2, 2, 2), (6, 2), (1, 7), (3, 5), (3, 3, 2), (1, 5, 2)])
 def test_ranks_come_to_the_same_bits(counts: tuple[int, ...], size: int) -> None:
@@ -71,11 +46,8 @@ def test_ranks_come_to_the_same_bits(counts: tuple[int, ...], size: int) -> None
 
     def on_rank(view: View) -> Tensor:
         tree, rank = Tree(counts), view.ranks.rank
-        own = Subtrees(tree.nodes[rank])
-        for leaf in reversed(range(sum(counts[:rank]), sum(counts[: rank + 1]))):
-            complete = own.put(leaf, values[leaf].clone())
-        assert complete
-        return start_sum(view.ranks, tree, torch.stack(own.totals(lambda: torch.zeros(size))))()
+        own = tree.own_sums(rank, values[sum(counts[:rank]) : sum(counts[: rank + 1])])
+        return start_sum(view.ranks, tree, torch.stack(own))()
 
     for found in on_ranks(len(counts), on_rank):
         assert torch.equal(found, paired(values))

@@ -1100,6 +1100,70 @@ OTHERS = {
         "torch.addmm(x, x, torch.ones(3, 3), out=torch.empty(9, 3))",
         header=("net = nn.Linear(3, 3)",),
     ),
+    "what a pass that fails has accumulated": on(
+        "(6, 3)",
+        "x = x / 16; h = l1(x).tanh(); k = l2(h).tanh(); h.detach().mul_(2); penalty = l1.weight.norm()",
+        "l3(k).square().sum().backward()",  # a tensor modified in place
+        "show(); h = l1(x).tanh(); h.register_hook(fails); k = l2(h).tanh()",
+        "(penalty + l3(k).square().sum() + l3.weight.norm()).backward()",
+        "show(); h = l1(x).tanh(); h.square().sum().backward(); k = l2(h).tanh()",
+        "l3(k).sum().backward()",  # a second time
+        "show(); handle = l2.weight.register_hook(fails)",
+        "(l3(l2(l1(x))).sum() + l2.bias.norm()).backward()",
+        "show(); handle.remove()",
+        header=(
+            "torch.manual_seed(0); l1, l2, l3 = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)",
+            "weights = [*l1.parameters(), *l2.parameters(), *l3.parameters()]",
+            "def show(): print([weight.grad for weight in weights])",
+            "def fails(gradient): raise ValueError",
+        ),
+    ),
+    "hooks on a batch that is detached, and on the root of a pass": on(
+        "(6, 3)",
+        "h = net(x); h.register_hook(lambda g: print(g.tolist())); k = h * 3; h.detach_(); k.sum().backward()",
+        "h = net(x); h.register_hook(lambda g: g * 2); print(torch.autograd.grad(h, net.weight, torch.ones_like(h)))",
+        "z = x.clone().requires_grad_(); y = net(z); z.register_hook(lambda g: print(g, y.requires_grad) or g * 2)",
+        "y.square().sum().backward(); print(z.grad, net.weight.grad)",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 4)",),
+    ),
+    "results of a reentrant checkpoint that are not used, and passes with inputs": on(
+        "(6, 3)",
+        "x.requires_grad_(); a, b = checkpoint(both, x, use_reentrant=True); a.sum().backward()",
+        "print([weight.grad for weight in weights]); a, b = checkpoint(both, x, use_reentrant=True)",
+        "print(torch.autograd.grad(a.sum(), x))",
+        "a, b = checkpoint(both, x, use_reentrant=True); l2(b).sum().backward(inputs=[l1.weight, l2.weight])",
+        "print([weight.grad for weight in weights]); net(x, True).sum().backward(); net(x, False).sum().backward()",
+        "print([weight.grad for weight in weights], net.norm.running_mean)",
+        header=(
+            "from torch.utils.checkpoint import checkpoint; torch.manual_seed(0)",
+            "l1, l2 = nn.Linear(3, 4), nn.Linear(4, 4)",
+            "def both(z): h = l1(z); return h, l2(h)",
+            """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+    def forward(self, x, reentrant):
+        return checkpoint(lambda x: self.norm(l1(x)), x, use_reentrant=reentrant)""",
+            "net = Net(); weights = [*l1.parameters(), *l2.parameters()]",
+        ),
+    ),
+    "writes of functions that raise": on(
+        "(6, 3)",
+        "h = x * 2",
+        "torch._foreach_mul_([h, h[:, :2]], [x, x + 1])",
+        "print(h.tolist()); z = x.clone().requires_grad_()",
+        "Write.apply(z)",
+        "print(z.tolist())",
+        header=(
+            """class Write(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        ctx.mark_dirty(z.mul_(2))
+        return z
+    @staticmethod
+    def backward(ctx, gradient): return gradient""",
+        ),
+    ),
     "the order of hooks after accumulation": on(
         "(9, 4)",
         "h = net[2](net[0](net[1](x / 8)[:, :4])).sum() + net[1].weight.norm()",

@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from tests.flows.flow import Flow
-from tests.plain.said import as_python, run, said
+from tests.fuzz.compare import difference
+from tests.fuzz.known import on
+from tests.fuzz.ranks import Ranks
+from tests.plain.said import as_python, said
 
 START = """
     import torch
@@ -231,18 +234,63 @@ def test_under_exact_hooks_on_batches_are_called_once_with_whole_gradients(flow:
     as_python(flow, source, "--strategy", "exact")
 
 
-def test_under_exact_a_hook_for_gradients_of_several_parameters_is_refused(flow: Flow) -> None:
-    """torch's would miss those of parameters, which are complete after the pass only."""
+@pytest.mark.parametrize("devices", [2, 3])
+def test_under_exact_hooks_run_when_one_device_runs_them(devices: int, flow: Flow) -> None:
+    """And see the gradients that it has then, of weights, batches and both."""
     source = (
         START
         + """
-    hidden = model[:2](x)
-    torch.autograd.graph.register_multi_grad_hook([hidden], lambda grads: show("hidden", grads[0]))
-    hidden.sum().backward()
-    torch.autograd.graph.register_multi_grad_hook([hidden, model[2].weight], print)
+    names = {name: parameter for name, parameter in model.named_parameters()}
+
+    def seen(name):
+        show(name, torch.stack([torch.zeros(()) if p.grad is None else p.grad.abs().sum() for p in names.values()]))
+
+    for rows in (16, 2):
+        x = next(iter(DataLoader(torch.randn(16, 3), rows)))
+        handles = [p.register_hook(lambda grad, name=name: seen(name)) for name, p in names.items()]
+        handles += [p.register_post_accumulate_grad_hook(lambda p: seen("after")) for p in names.values()]
+        handles.append(torch.autograd.graph.register_multi_grad_hook(
+            [*names.values()], lambda grads: show("all", torch.stack([grad.sum() for grad in grads]))
+        ))
+        hidden = model[:2](x)
+        hidden.register_hook(lambda grad: seen("hidden"))
+        torch.autograd.graph.register_multi_grad_hook([hidden, model[2].weight], lambda grads: show("two", grads[1]))
+        (model[2](hidden).pow(2).mean() + model[0].weight.pow(2).sum()).backward()
+        seen("end")
+        for handle in handles:
+            handle.remove()
     """
     )
-    result = run(flow, source, "--strategy", "exact")
-    assert result.returncode != 0
-    assert result.stdout == "hidden (7, 4) 28.0000\n"
-    assert "register a hook on each" in result.stderr
+    as_python(flow, source, "--strategy", "exact", workers=devices)
+
+
+def test_under_exact_a_pass_within_another_one_gives_gradients_at_once() -> None:
+    body = (
+        "x = x / 16; h = net(x); h.register_hook(again); h.square().sum().backward(); show()",
+        "Inner.apply(net(x)).square().sum().backward(); show()",
+        "net(x).square().mean().backward(create_graph=True); show(); net.weight.grad.norm().backward(); show()",
+        "net.weight.grad = net.bias.grad = None",
+    )
+    header = (
+        "torch.manual_seed(0); net, other = nn.Linear(3, 3), nn.Linear(3, 3)",
+        "def show(): print([weight.grad for weight in (*net.parameters(), *other.parameters())])",
+        """def again(gradient):
+    with torch.enable_grad():
+        net(x * 2).square().sum().backward(); show()
+        print(torch.autograd.grad(net(x).square().sum() + net.bias.norm(), [*net.parameters()]))""",
+        """class Inner(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad(): other(ctx.saved_tensors[0].detach()).square().sum().backward()
+        show()
+        return gradient * 1""",
+    )
+    for size in (2, 3):
+        ranks = Ranks(size, "exact")
+        for rows in (6, 2):
+            assert difference(on(f"({rows}, 3)", *body, header=header), ranks) is None
+        ranks.close()

@@ -3,9 +3,6 @@ from __future__ import annotations
 import pytest
 
 from tests.flows.flow import Flow
-from tests.fuzz.compare import difference
-from tests.fuzz.known import on
-from tests.fuzz.ranks import Ranks
 from tests.plain.said import as_python, said
 
 TRAIN = """
@@ -261,36 +258,47 @@ def test_sizes_that_the_batch_tells_are_the_whole_batch_s(flow: Flow) -> None:
     as_python(flow, source)
 
 
-def test_exact_refuses_to_checkpoint_what_writes_buffers() -> None:
-    counting = """
-class Counting(nn.Module):
-    def __init__(self, how):
-        super().__init__()
-        self.how, self.calls = how, 0
-        self.register_buffer("total", torch.zeros(()))
-    def forward(self, x):
-        self.calls += self.how == "counter"
-        if self.how == "data":
-            self.total.data.add_(1)
-        return x.exp() * (1 + self.calls + self.total)"""
-    norm = "torch.manual_seed(0); net = nn.BatchNorm1d(3)"
-    header = ("from torch.utils.checkpoint import checkpoint", norm, counting)
-    loss = "print(checkpoint(lambda h: net(h).square().sum(), x, use_reentrant=False).item())"
-    ranks = Ranks(2, "exact")
-    try:
-        found = difference(on("(6, 3)", loss, header=header), ranks)
-        assert found is not None
-        assert found.kind == "refused"
-        assert "BatchNorm's statistics" in found.text
-        assert difference(on("(6, 3)", f"with torch.no_grad(): {loss}", header=header), ranks) is None
-        assert difference(on("(6, 3)", "net.eval()", loss, header=header), ranks) is None
-        assert difference(on("(6, 3)", loss, header=(*header, "net = Counting('')")), ranks) is None
-        for how in ("counter", "data"):
-            found = difference(on("(6, 3)", loss, header=(*header, f"net = Counting('{how}')")), ranks)
-            assert found is not None
-            assert found.kind == "refused"
-    finally:
-        ranks.close()
+CHECKPOINTS = """
+    import torch
+    from functools import partial
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    norm = nn.BatchNorm1d(4)
+    net, scale = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.2), norm), nn.Parameter(torch.ones(4))
+    weights, calls = [*net.parameters(), scale], []
+
+    def block(x, factor):
+        calls.append(len(x))
+        return (net(x) * factor * scale).sin(), x * scale.sum()
+
+    for rows in (16, 5):
+        for x in DataLoader(torch.randn(2 * rows, 3), rows):
+            x.requires_grad_()
+            for how in (
+                {"use_reentrant": True},
+                {"use_reentrant": False},
+                {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"},
+                {"use_reentrant": False, "early_stop": False},
+                {"use_reentrant": False, "context_fn": partial(
+                    create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])},
+            ):
+                factor = scale.exp()
+                a, b = checkpoint(block, x, factor, **how)
+                (a.pow(2).mean() + factor.sum()).backward()
+                checkpoint(net, x, **how).sum().backward()
+                checkpoint_sequential(net, 2, x, use_reentrant=how["use_reentrant"]).pow(2).mean().backward()
+                print(f"{sum(p.grad.abs().sum() for p in weights):.9f}", f"{x.grad.sum():.9f}", len(calls))
+                print(f"{norm.running_mean.sum():.9f}", norm.num_batches_tracked.item(), torch.rand(1).item())
+    """
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "exact", "fsdp"])
+def test_checkpoints_compute_again_what_one_device_does(strategy: str, flow: Flow) -> None:
+    as_python(flow, CHECKPOINTS, "--strategy", strategy)
 
 
 def test_inputs_of_other_kinds_are_not_split(flow: Flow) -> None:

@@ -16,15 +16,3 @@ def test_a_process_group_of_the_script_s_own_is_refused_with_the_way_out(flow: F
     assert re.search(r"script\.py:3 calls torch\.distributed\.init_process_group", result.stderr)
     assert "run it with --kind distributed" in result.stderr
     assert "script.py" in result.stderr
-
-
-def test_exact_refuses_gradients_with_a_graph(flow: Flow) -> None:
-    source = """
-        import torch
-        from torch import nn
-        net = nn.Linear(3, 4)
-        net(torch.ones(8, 3)).square().sum().backward(create_graph=True)
-        """
-    result = run(flow, source, "--strategy", "exact")
-    assert result.returncode == 1
-    assert "create_graph=True; with --strategy exact use torch.autograd.grad" in result.stderr

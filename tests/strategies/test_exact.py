@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -214,25 +215,47 @@ def test_not_with_what_depends_on_ranks() -> None:
             on_ranks(1, exactly(lambda run: None), **how)
 
 
-def test_a_pass_that_fails_leaves_nothing() -> None:
+def test_a_pass_that_fails_leaves_what_it_has_completed() -> None:
     strategy = Exact(OneRank(), (2,))
-    leaf = nn.Parameter(torch.ones(2))
+    leaf, later = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     strategy.adopt(leaf)
-    one, other = (strategy.alias(place, leaf) for place in range(2))
-    assert strategy.is_alias(one)
-    assert not strategy.is_alias(leaf)
-
-    def failing() -> None:
-        with strategy.backward("here"):
-            (3 * one).sum().backward()
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        failing()
+    strategy.adopt(later)
+    one, other = (strategy.alias(share, leaf) for share in range(2))
+    unreached = strategy.alias(0, later) * 2
+    unreached.register_hook(lambda grad: 1 / 0)  # type: ignore[arg-type,return-value]
     for _ in range(2):
-        with strategy.backward("here"):
-            (one + 5 * other).sum().backward()
+        with pytest.raises(ZeroDivisionError), strategy.backward("here"):
+            (unreached + (one + 5 * other)).sum().backward()
     assert leaf.grad.tolist() == [6.0, 6.0]  # twice the mean of 1 and 5
+    assert later.grad is None
     with strategy.backward("there"):
         F.relu(other).sum().backward()
     assert leaf.grad.tolist() == [6.5, 6.5]  # the first share did not come to it
+
+
+def test_a_pass_reaches_a_parameter_in_two_graphs() -> None:
+    strategy = Exact(OneRank(), (2,))
+    leaf = nn.Parameter(torch.ones(2))
+    strategy.adopt(leaf)
+    first = [strategy.alias(share, leaf) for share in range(2)]
+    with strategy.backward("here"):
+        (first[0] + 5 * first[1]).sum().backward()
+    assert strategy.alias(0, leaf) is first[0]
+    strategy._current.clear()  # as if the script had dropped the parameter
+    second = [strategy.alias(share, leaf) for share in range(2)]
+    with strategy.backward("here"):
+        (first[0] * 3 + first[1] + 5 * second[0] + second[1] + 7 * leaf).sum().backward()
+    assert leaf.grad.tolist() == [3.0 + 5 + 7] * 2
+
+
+def test_a_parameter_that_the_script_drops_is_freed() -> None:
+    strategy = Exact(OneRank(), (2,))
+    leaf = nn.Parameter(torch.ones(2))
+    strategy.adopt(leaf)
+    with strategy.backward("here"):
+        sum(strategy.alias(share, leaf) for share in range(2)).sum().backward()
+    known = ref(leaf)
+    del leaf
+    with strategy.backward("here"):
+        torch.ones(1, requires_grad=True).sum().backward()
+    assert known() is None

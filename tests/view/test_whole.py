@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
+from duoka.view.shares.local import ExactShares
 from duoka.view.tensor.batch import BatchTensor, of_share
 from duoka.view.view import View, exact_view
 from duoka.view.whole import REFUSED, compute_whole
@@ -113,14 +114,8 @@ def test_of_several_shares_of_one_process(world_size: int) -> None:
 
     def on_rank(one: View) -> Any:
         assert isinstance(one.ranks, ThreadRanks)
-        view = exact_view(
-            one.ranks,
-            {1: (4,), 2: (3, 1)}[world_size],
-            lambda _: None,
-            lambda _, leaf: leaf,
-            lambda leaf: False,
-            print,
-        )
+        shares = ExactShares(one.ranks, {1: (4,), 2: (3, 1)}[world_size])
+        view = exact_view(shares, lambda _: None, lambda _, leaf: leaf, print)
         x = BatchTensor.of(whole(8), view)
         together = compute_whole(torch.linalg.svdvals, (x,), {})
         own = view.shares

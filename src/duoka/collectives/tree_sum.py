@@ -11,7 +11,7 @@ ring.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ class Tree:
         ends = [0, *accumulate(counts)]
         self.nodes = [subtrees(start, stop) for start, stop in pairwise(ends)]
 
+    def own_sums(self, rank: int, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """Return the sums of a rank's subtrees, new tensors. leaves: the rank's, in order."""
+        pending = iter(leaves)
+        return [add_up([*islice(pending, 1 << height)]) for height, _ in self.nodes[rank]]
+
     def join(self, sums: Iterable[Tensor]) -> Tensor:
         """Return the sum of all leaves. sums: of each rank's subtrees, in order; they are overwritten."""
         waiting: list[tuple[Node, Tensor]] = []
@@ -61,41 +66,6 @@ def subtrees(start: int, stop: int) -> list[Node]:
         nodes.append((height, start >> height))
         start += 1 << height
     return nodes
-
-
-class Subtrees:
-    """The sums of a rank's subtrees, of leaves that are added one by one; partial sums are formed early."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self._sums: dict[Node, Tensor] = {}
-
-    def has(self, leaf: int) -> bool:
-        """Return True if the leaf with this index was added."""
-        highest = max(height for height, _ in self._nodes)
-        return any((height, leaf >> height) in self._sums for height in range(highest + 1))
-
-    def put(self, leaf: int, value: Tensor) -> bool:
-        """Add a leaf, which is overwritten; return True if all leaves were added."""
-        height, index = 0, leaf
-        while (height, index ^ 1) in self._sums:  # never the one beside a whole subtree: another rank has it
-            other = self._sums.pop((height, index ^ 1))
-            value = value.add_(other) if index % 2 == 0 else other.add_(value)
-            height, index = height + 1, index // 2
-        self._sums[height, index] = value
-        return all(node in self._sums for node in self._nodes)
-
-    def totals(self, zero: Callable[[], Tensor]) -> list[Tensor]:
-        """Return the sums; missing leaves are `zero()`."""
-        return [self._under(height, index, zero) for height, index in self._nodes]
-
-    def _under(self, height: int, index: int, zero: Callable[[], Tensor]) -> Tensor:
-        if (height, index) in self._sums:
-            return self._sums[height, index]
-        if height == 0:
-            return zero()
-        left, right = (self._under(height - 1, 2 * index + side, zero) for side in (0, 1))
-        return left + right
 
 
 def start_sum(ranks: Collectives, tree: Tree, sums: Tensor) -> Callable[[], Tensor]:

@@ -18,12 +18,11 @@ from torch.overrides import handle_torch_function
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import accumulates_gradient, transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, materialized, uses, whole_gradients
-from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.transforms import is_tracing
 from duoka.view.view import View
 
@@ -40,16 +39,11 @@ def install(session: Session) -> None:
         args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
         if kwargs.get("inputs") is not None:
             inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
-            kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, view)]
+            kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf)]
         root = kwargs.get("tensors")
         _write_back_copies(view)
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
         try:
-            if kwargs.get("create_graph") and view.shares.exact:  # gradients are added up without their graphs
-                raise Refused(
-                    f"{user_line()} calls backward with create_graph=True; with --strategy exact use "
-                    "torch.autograd.grad(..., create_graph=True)"
-                )
             with nullcontext() if refuses else session.strategy.backward(user_line()):
                 original(*args, **kwargs)
             if view.aliased.copies:  # the script may hold rows of a batch's gradient
@@ -67,15 +61,16 @@ def install(session: Session) -> None:
             return _one_by_one(partial(grad, original), how)
         outputs, inputs = how.pop("outputs"), how.pop("inputs")
         _write_back_copies(view)
-        # Batches have a rule of their own; torch.func is given whole tensors.
-        if batches_in((outputs, inputs)) or transform_level() is not None:
-            return original(*args, **kwargs)
-        how = gather_all(how)  # a plain tensor may have a batch in `grad_outputs`
-        if isinstance(inputs, dict):
-            gradients = whole_gradients(outputs, list(inputs.values()), view, **how)
-            return dict(zip(inputs, gradients, strict=True))
-        inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-        return whole_gradients(outputs, inputs, view, **how)
+        with session.strategy.returning():
+            # Batches have a rule of their own; torch.func is given whole tensors.
+            if batches_in((outputs, inputs)) or transform_level() is not None:
+                return original(*args, **kwargs)
+            how = gather_all(how)  # a plain tensor may have a batch in `grad_outputs`
+            if isinstance(inputs, dict):
+                gradients = whole_gradients(outputs, list(inputs.values()), view, **how)
+                return dict(zip(inputs, gradients, strict=True))
+            inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+            return whole_gradients(outputs, inputs, view, **how)
 
 
 def _write_back_copies(view: View) -> None:
@@ -115,6 +110,7 @@ def install_hooks(session: Session) -> None:
 
     @session.patches.around(Tensor, "register_hook")
     def register_hook(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+        session.strategy.read_in_pass()
         of_shares = isinstance(self, BatchTensor) and self._spec.view.shares.several and self.requires_grad
         if (self.is_leaf and of_shares) or (
             not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
@@ -128,15 +124,6 @@ def install_hooks(session: Session) -> None:
         if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
             session.strategy.register_hook(self, lambda _: None)
         original(self)
-
-    @session.patches.around(torch.autograd.graph, "register_multi_grad_hook")
-    def register_joint_hook(original: Callable[..., Any], tensors: Sequence[Tensor], *args: Any, **kw: Any) -> Any:
-        if session.view.shares.exact and any(tensor.is_leaf for tensor in tensors):
-            raise Refused(
-                f"{user_line()} calls register_multi_grad_hook, whose hook gets gradients during the pass; with "
-                "--strategy exact those of parameters are complete when it is over: register a hook on each"
-            )
-        return original(tensors, *args, **kw)
 
 
 def install_hooks_after_accumulation(session: Session) -> None:
@@ -186,8 +173,9 @@ def install_hooks_after_accumulation(session: Session) -> None:
 
     @session.patches.around(Tensor, "register_post_accumulate_grad_hook")
     def register(original: Callable[..., Any], self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-        of_one_rank = session.ranks.world_size == 1 and not session.view.shares.exact
-        if of_one_rank or not self.requires_grad or type(self) in (BatchTensor, MultiShareBatch):
+        session.strategy.read_in_pass()
+        of_torch = session.ranks.world_size == 1 or session.view.shares.exact  # gradients are whole
+        if of_torch or not self.requires_grad or type(self) is BatchTensor:
             return original(self, hook)
         if not accumulates_gradient(self):
             return original(self, hook)

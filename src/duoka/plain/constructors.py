@@ -93,6 +93,7 @@ def install(session: Session) -> None:
 
     @patches.around(BackwardHook, "__init__")
     def hooks_of_module(original: Callable[..., Any], self: Any, module: Any, *hooks: Any) -> None:
+        session.strategy.read_in_pass()
         original(self, module, *([_returning_whole(hook) for hook in each] for each in hooks))
 
     patches.put(torch.autograd, "Variable", Variable)

@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import cache, partial
 from types import CodeType, SimpleNamespace
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor, nn
@@ -128,10 +129,6 @@ with requiring("torch", torch.__version__):
     StopRecomputation: type[Exception] = _checkpoint._StopRecomputationError
     # Called by all public forms of `checkpoint` (torch 2.15 has several). Public: `checkpoint` itself.
     CHECKPOINT = (_checkpoint, "_checkpoint_impl" if hasattr(_checkpoint, "_checkpoint_impl") else "checkpoint")
-    # Called by it with use_reentrant=False, with the function first. Public: none.
-    CHECKPOINT_GENERATOR = (_checkpoint, "_checkpoint_without_reentrant_generator")
-    if hasattr(_checkpoint, f"{CHECKPOINT_GENERATOR[1]}_impl"):
-        CHECKPOINT_GENERATOR = (_checkpoint, f"{CHECKPOINT_GENERATOR[1]}_impl")
     # The SIGCHLD handler that raises an error about a dead loader worker. Public: none.
     LOADER_DEATHS = (_loader_deaths, "_error_if_any_worker_fails")
     # Used by `init_process_group`. Public: register_rendezvous_handler, which refuses known schemes.
@@ -300,6 +297,22 @@ def count_users(tensor: Tensor) -> int:
 def count_hooks(tensor: Tensor) -> int:
     """Return how many hooks receive the gradient of a tensor. Public: none."""
     return len(tensor._backward_hooks or ())
+
+
+def is_dropped(tensor: ReferenceType[Tensor]) -> bool:
+    """Return True if nothing but torch's C++ code, as a graph, refers to a tensor any more. Public: none."""
+    known = tensor()
+    return known is None or sys.getrefcount(known) <= 3  # this name, the argument, and torch's
+
+
+def has_hooks(leaf: Tensor, others: int) -> bool:
+    """Return whether a leaf has hooks, but for a number of others before accumulation. Public: none."""
+    return len(leaf._backward_hooks or ()) > others or bool(leaf._post_accumulate_grad_hooks)
+
+
+def run_first(node: Any) -> None:
+    """Let autograd run a node of a graph before all others but those that accumulate. Public: none."""
+    node._set_sequence_nr(2**64 - 2)
 
 
 def hooks_of(tensor: Tensor) -> dict[int, Callable[[Tensor], Any]] | None:
@@ -659,6 +672,7 @@ def _try() -> None:
         is_view(tensor),
         count_users(tensor),
         count_hooks(tensor),
+        has_hooks(tensor, 0),
         outer_saved_tensors_hooks(),
         schema_of(torch.ops.aten.add.Tensor),
         parts_of(torch.ops.aten.dropout.default),
@@ -676,7 +690,6 @@ def _try() -> None:
         (rnn.pad_packed_sequence, PAD_PACKED),
         (rnn.pack_padded_sequence, (torch, PACK)),
         (_checkpoint.checkpoint, CHECKPOINT),
-        (getattr(*CHECKPOINT), CHECKPOINT_GENERATOR),
         (_loader_deaths._set_SIGCHLD_handler, LOADER_DEATHS),
     ):
         getattr(*called)

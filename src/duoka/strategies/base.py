@@ -62,6 +62,13 @@ class Strategy:
         """
         return nullcontext()
 
+    def read_in_pass(self) -> None:
+        """Let `.grad` during a pass be what it is on one device, as the script has hooks that may read it."""
+
+    def returning(self) -> AbstractContextManager[None]:
+        """Return a context for a pass that returns gradients, maybe inside another one."""
+        return nullcontext()
+
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
         return nullcontext()

@@ -1,9 +1,9 @@
 """The same bits on any number of devices: a fixed number of shares of each batch, and sums in one fixed tree.
 
-In each share a parameter is replaced by an alias: a leaf with the parameter's memory and a gradient of its own. When
-the gradients of all own shares are computed they are added in a tree, then over ranks, in buckets, during the
-backward pass. Gradients that reach the parameter without its aliases (a penalty on weights) are equal on every rank
-already.
+In each share a parameter is replaced by an alias with the parameter's memory. One node of the graph (`Replicate`)
+gets the gradients of all own aliases, when autograd has computed them. They are added in a tree, then over ranks, in
+buckets during the backward pass, or at once where they are needed at once. Gradients that reach the parameter without
+its aliases (a penalty on weights) are equal on every rank already.
 
 Why: docs/decisions/0080-exact.md
 """
@@ -15,36 +15,41 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
-from duoka.collectives.tree_sum import Subtrees, Tree, start_sum
+from duoka.collectives.tree_sum import Tree, start_sum
 from duoka.errors import Refused
-from duoka.private.torch import accumulates_gradient, add_all_
+from duoka.private.torch import accumulates_gradient, add_all_, has_hooks, is_dropped, run_first
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.system import environment
-from duoka.system.user_code import user_line
 from duoka.view import originals
 from duoka.view.originals import unnumbered, when_accumulated
 from duoka.view.rules.gradients import call_hooks
+from duoka.view.shares.differentiable import Replicate
+from duoka.view.shares.local import ExactShares
 from duoka.view.tensor.batch import BatchTensor, gather_all
 from duoka.view.view import View, exact_view
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class _Aliases:
-    """The aliases of a parameter, one for each own share."""
+    """The aliases of a parameter in a graph, one for each own share; the graph refers to this object."""
 
-    tensor: ReferenceType[Tensor]
-    index: int
-    aliases: list[Tensor]
+    parameter: ReferenceType[Tensor]
+    index: int | None
+    tensors: Sequence[ReferenceType[Tensor]] = ()
+
+    def follow(self) -> None:
+        """Give them the memory that the parameter has now, also in what autograd has saved."""
+        if (parameter := self.parameter()) is not None:
+            _follow([alias for tensor in self.tensors if (alias := tensor()) is not None], parameter)
 
 
 class Exact(Bucketed):
@@ -61,117 +66,110 @@ class Exact(Bucketed):
         rng_digest: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(ranks, bucket_bytes, rng_digest)
-        self._counts, self._count, self._first = counts, counts[ranks.rank], sum(counts[: ranks.rank])
-        self._tree = Tree(counts)
+        self._shares, self._tree = ExactShares(ranks, counts), Tree(counts)
         self._nodes = self._tree.nodes[ranks.rank]
-        self._aliases_of: dict[int, _Aliases] = {}  # by id of the parameter
-        self._aliases: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._sums: dict[int, Subtrees] = {}  # of the current pass
-        self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
+        self._current: dict[int, tuple[_Aliases, tuple[Tensor, ...]]] = {}  # by id of the parameter
+        self._aliases: WeakSet[_Aliases] = WeakSet()
+        self._sums: dict[int, list[Tensor]] = {}  # of own subtrees, in the current pass, by index of a parameter
+        self._inner = 0  # passes that are inside the current one, or return gradients
+        self._at_once = False  # whether gradients are whole as soon as they are computed
+        self._leaf_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # batch -> _LeafHooks
         self._hooked: list[Tensor] = []  # which the next pass may reach though the script no longer names them
-        self._reached: dict[int, int] = {}  # leaf by identity -> its place in the order of the current pass
-        self._places = count()
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        return exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say, self._own_hooks)
+        return exact_view(self._shares, self.adopt, self.alias, say, self._leaf_hooks)
 
     # --- aliases
 
     def alias(self, share: int, leaf: Tensor) -> Tensor:
         """Return the alias of a parameter in a local share, by its index; other leaves are returned as they are."""
-        aliases_of_leaf = self._aliases_of.get(id(leaf))
         if not leaf.requires_grad:
             return leaf
-        if aliases_of_leaf is None or aliases_of_leaf.tensor() is not leaf:
-            if not isinstance(leaf, nn.Parameter):
-                return leaf
-            self.adopt(leaf)  # it was frozen before, or is new
-            aliases_of_leaf = self._aliases_of[id(leaf)]
-        self._follow(aliases_of_leaf, leaf)
-        return aliases_of_leaf.aliases[share]
+        known = self._current.get(id(leaf))
+        if known is None or known[0].parameter() is not leaf or not _follow(known[1], leaf):
+            if isinstance(leaf, nn.Parameter):
+                self.adopt(leaf)  # it was frozen before, or is new
+            known = self._current[id(leaf)] = self._made(leaf, self._index.get(leaf))
+        return known[1][share]
 
-    def _follow(self, known: _Aliases, leaf: Tensor) -> None:
-        """Give the aliases the memory of a parameter that has got another, by `parameter.data = ...`."""
-        first = known.aliases[0]
-        if first.shape != leaf.shape or first.dtype != leaf.dtype:
-            known.aliases = self._made(leaf, known.index)
-        elif first.data_ptr() != leaf.data_ptr():  # also in what autograd has saved
-            for alias in known.aliases:
-                alias.data = leaf.detach()
-
-    def is_alias(self, leaf: Tensor) -> bool:
-        """Return whether a leaf is an alias."""
-        return leaf in self._aliases
+    def _made(self, parameter: Tensor, index: int | None) -> tuple[_Aliases, tuple[Tensor, ...]]:
+        known = _Aliases(ref(parameter), index)
+        with unnumbered(), torch.enable_grad():
+            tensors: tuple[Tensor, ...] = Replicate.apply(self._shares, parameter, partial(self._keep, known))
+        run_first(tensors[0].grad_fn)
+        known.tensors = [*map(ref, tensors)]
+        self._aliases.add(known)
+        return known, tensors
 
     def _register(self, parameter: Tensor, index: int) -> None:
-        aliases = self._made(parameter, index)
-        # By a function that all ranks compute whole, not by way of its aliases.
-        self._hooks.append(when_accumulated(parameter, partial(self._reach, id(parameter))))
-        self._aliases_of[id(parameter)] = _Aliases(ref(parameter), index, aliases)
-
-    def _made(self, parameter: Tensor, index: int) -> list[Tensor]:
-        aliases = [parameter.detach().requires_grad_() for _ in range(self._count)]
-        for share, alias in enumerate(aliases):
-            self._aliases[alias] = None
-            when_accumulated(alias, partial(self._arrive, index, share))
-        return aliases
+        self._hooks.append(originals.register_hook(parameter, unserializable_hook(partial(self._arrive, index))))
 
     # --- a pass
+
+    def read_in_pass(self) -> None:
+        self._at_once = True
+
+    @contextmanager
+    def returning(self) -> Iterator[None]:
+        self._inner += 1
+        try:
+            yield
+        finally:
+            self._inner -= 1
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:
         if self._pass is not None:
-            yield
+            with self.returning():
+                yield
             return
         self._sums.clear()
-        for known in self._aliases_of.values():
-            if (parameter := known.tensor()) is not None:
-                self._follow(known, parameter)
-        with self._with_hooks(), super().backward(site):
-            yield
-            for index in [index for index in self._sums if index not in self._pass.ready]:  # type: ignore[attr-defined]
-                self._mark_ready(index)  # reached by some own shares only
+        for known in self._aliases:
+            known.follow()
+        try:
+            with self._with_hooks(), super().backward(site):
+                yield
+        finally:
+            for key in [key for key, (known, _) in self._current.items() if is_dropped(known.parameter)]:
+                del self._current[key]  # which alone keeps a parameter that the script has dropped
 
-    def _arrive(self, index: int, share: int, alias: Tensor) -> None:
-        """Add the gradient of one share; called by autograd."""
-        gradient, alias.grad = alias.grad, None
-        if gradient is None:  # as a norm's bias in a second backward pass, on which nothing depends
-            return
-        if self._pass is None:
-            raise Refused("a backward pass began outside of torch.autograd.backward")
-        parameter = self._infos[index].tensor()
-        if parameter is None or not parameter.requires_grad:  # frozen since its use, it gets no gradient
-            return
-        if gradient.is_sparse:
+    def _keep(self, known: _Aliases, grads: Sequence[Tensor | None]) -> bool:
+        """Add up the gradients of own shares for a bucket; called by autograd when all have arrived.
+
+        Returns False if the whole gradient is needed at once: a hook gets it, it is returned, or differentiated.
+        """
+        parameter, index = known.parameter(), known.index
+        assert parameter is not None  # the node refers to it
+        if any(grad is not None and grad.is_sparse for grad in grads):
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
-        known = self._sums.setdefault(index, Subtrees(self._nodes))
-        if index in self._pass.ready or known.has(self._first + share):
-            raise Refused(f"the backward pass at {user_line()} reaches a parameter twice; use another strategy")
-        with torch.no_grad():
-            if known.put(self._first + share, gradient.detach()):
-                self._mark_ready(index)
-                self._reach(id(parameter))
+        inside = self._pass is not None and not self._inner
+        if index is None or not inside or self._at_once or torch.is_grad_enabled() or has_hooks(parameter, others=1):
+            return False
+        if parameter.requires_grad:  # else frozen since its use, it gets no gradient
+            sums = self._tree.own_sums(
+                self._ranks.rank, (torch.zeros_like(parameter) if grad is None else grad for grad in grads)
+            )
+            if index in self._sums:  # of another graph that this one contains
+                sums = [*map(torch.add, self._sums[index], sums)]
+            self._sums[index] = sums
+        return True
 
-    def _reach(self, leaf: int, *_: Tensor) -> None:
-        """Note the place of a leaf, by its identity, in the order of the pass; also called by autograd."""
-        self._reached[leaf] = next(self._places)
-
-    def _place(self, order: dict[int, int], parameter: Tensor) -> int | None:
-        return self._reached.get(id(parameter), super()._place(order, parameter))
+    def _arrive(self, index: int, _: Tensor | None) -> None:
+        """Send what `_keep` has kept; called by autograd when it adds to the parameter's `.grad`."""
+        if index in self._sums and not self._inner:
+            self._mark_ready(index)
 
     def _local_gradients(self, index: int) -> list[Tensor]:
         info = self._infos[index]
-
-        def zero() -> Tensor:
-            return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
-
-        return self._sums.get(index, Subtrees(self._nodes)).totals(zero)
+        sums = self._sums.get(index)
+        return sums or [torch.zeros(info.shape, dtype=info.dtype, device=info.device) for _ in self._nodes]
 
     def _flat(self, members: list[int], report: Tensor) -> Tensor:
         """Return a row for each subtree of this rank, shape (subtrees, entries); the first has the report."""
         gradients = [self._local_gradients(index) for index in members]
         reports = [report, *(torch.zeros_like(report) for _ in self._nodes[1:])]
-        rows = [torch.cat([*(sums.pop(0).reshape(-1) for sums in gradients), of_row]) for of_row in reports]
+        nodes = zip(*gradients, reports, strict=True)
+        rows = [torch.cat([*(part.reshape(-1) for part in parts), end]) for *parts, end in nodes]
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
@@ -183,7 +181,7 @@ class Exact(Bucketed):
             parameter = self._infos[index].tensor()
             if parameter is None:
                 continue
-            mean = torch.empty_like(parameter).copy_(total).div_(sum(self._counts))  # exact: a power of two
+            mean = torch.empty_like(parameter).copy_(total).div_(self._shares.world_size)  # exact: a power of two
             if parameter.grad is None:
                 parameter.grad = mean
             else:
@@ -202,14 +200,15 @@ class Exact(Bucketed):
         yield
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-        """Register a hook for the whole gradient: of a leaf, it is called when the pass is over."""
-        rows = leaf._shares[0]._local if isinstance(leaf, BatchTensor) else leaf
+        """Register a hook for the whole gradient."""
+        if not isinstance(leaf, BatchTensor):
+            return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
+        rows = leaf._shares[0]._local
         if not rows.requires_grad or not accumulates_gradient(rows):  # torch refuses the former
-            return originals.register_hook(rows, hook)  # whole already: every share's part is added before
-        if leaf not in self._own_hooks:
-            with unnumbered():
-                when_accumulated(rows, partial(self._reach, id(leaf)))  # not by way of its aliases
-        hooks = self._own_hooks.setdefault(leaf, OrderedDict())
+            return originals.register_hook(rows, hook)
+        if leaf not in self._leaf_hooks:
+            self._leaf_hooks[leaf] = _LeafHooks(leaf)
+        hooks = self._leaf_hooks[leaf]
         self._hooked.append(leaf)
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook
@@ -217,28 +216,61 @@ class Exact(Bucketed):
 
     @contextmanager
     def _with_hooks(self) -> Iterator[None]:
-        self._reached.clear()
-        hooked = [(leaf, hooks) for leaf, hooks in self._own_hooks.items() if hooks]
-        before = [leaf.grad for leaf, _ in hooked]
-        for leaf, _ in hooked:
-            leaf.grad = None
+        hooked = [(leaf, hooks) for leaf, hooks in self._leaf_hooks.items() if hooks]
+        for leaf, hooks in hooked:
+            hooks.begin(leaf)
         try:
             yield
         finally:
             self._hooked.clear()
-            last = next(self._places)
-            grads = [leaf.grad for leaf, _ in hooked]
-            for (leaf, _), earlier in zip(hooked, before, strict=True):
-                leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
-            waiting = [*zip(hooked, before, grads, strict=True)]
-            waiting.sort(key=lambda of: self._reached.get(id(of[0][0]), last))
-            with torch.no_grad():  # as in the pass
-                for (leaf, hooks), earlier, grad in waiting:
-                    if grad is None:
-                        continue
-                    changed = call_hooks(hooks, grad)
-                    grad = grad if changed is grad else gather_all(changed)
-                    leaf.grad = grad.clone() if earlier is None else earlier.add_(grad)  # the script may hold it
+            for leaf, hooks in hooked:
+                hooks.end(leaf)
+
+
+class _LeafHooks(OrderedDict[int, Callable[[Tensor], Any]]):
+    """The script's hooks on a batch that is a leaf, of several shares."""
+
+    def __init__(self, batch: BatchTensor) -> None:
+        self._shares, self._missing = len(batch._shares), 0
+        self._before: Tensor | None = None
+        with unnumbered():
+            for share in batch._shares:
+                when_accumulated(share._local, partial(self._arrive, ref(batch)))
+
+    def begin(self, batch: BatchTensor) -> None:
+        """Begin a pass, or another gradient in it: set the gradient of earlier ones aside."""
+        self._missing, self._before, batch.grad = self._shares, batch.grad, None
+
+    def end(self, batch: BatchTensor) -> None:
+        """End a pass: what has arrived of an incomplete gradient is dropped."""
+        batch.grad, self._before = self._before, None
+
+    def _arrive(self, batch: ReferenceType[BatchTensor], _: Tensor) -> None:
+        """Call the hooks when the gradients of all own shares have arrived; called by autograd."""
+        self._missing -= 1
+        leaf = batch()
+        if len(self) and self._missing == 0 and leaf is not None:
+            grad: Any = leaf.grad
+            earlier = self._before
+            leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
+            changed = call_hooks(self, grad)
+            grad = grad if changed is grad else gather_all(changed)
+            leaf.grad = grad.clone() if earlier is None else earlier.add_(grad)  # the script may hold it
+            self.begin(leaf)
+
+
+def _follow(aliases: Sequence[Tensor], parameter: Tensor) -> bool:
+    """Give aliases the memory of a parameter that has got another, by `parameter.data = ...`.
+
+    Returns False if it has got another shape or type.
+    """
+    for alias in aliases:
+        if alias.shape != parameter.shape or alias.dtype != parameter.dtype:
+            return False
+        if alias.data_ptr() == parameter.data_ptr():
+            return True
+        alias.data = parameter.detach()
+    return True
 
 
 def be_deterministic(device: torch.device) -> None:

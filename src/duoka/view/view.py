@@ -5,7 +5,7 @@ With `--strategy exact` a process computes several shares, and each has a `View`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
@@ -47,7 +47,7 @@ class View:
             averaged over ranks (`Strategy.adopt`).
         say: prints a line for the user.
         shares: the local shares.
-        alias: returns the leaf that replaces a given leaf in this share (itself, except under `exact`).
+        alias: returns the tensor that replaces a given leaf in this share (itself, except under `exact`).
         siblings: the views of the local shares, to which this one is appended.
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         recomputed: modules that compute their activations again in the backward pass.
@@ -213,7 +213,7 @@ class View:
         shares = self.shares
         if tensor.is_leaf:
             if id(tensor) not in self._adopted:
-                if shares.is_alias(tensor) or not accumulates_gradient(tensor):
+                if not accumulates_gradient(tensor):
                     return tensor
                 self._adopt(tensor)
             return self.alias(tensor)
@@ -326,27 +326,21 @@ def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
 
 
 def exact_view(
-    ranks: Collectives,
-    counts: Sequence[int],
+    shares: ExactShares,
     adopt: Callable[[Tensor], None],
     alias: Callable[[int, Tensor], Tensor],
-    is_alias: Callable[[Tensor], bool],
     say: Callable[[str], None],
     leaf_hooks: WeakIdKeyDictionary | None = None,
 ) -> View:
     """Make a view for each share of this process under `--strategy exact`, and return the last.
 
     Args:
-        ranks: the processes.
-        counts: shares of each process.
+        shares: the local ones, and how many each process has.
         adopt: as for `View`.
-        alias: returns the leaf that replaces a parameter in the local share with this index.
-        is_alias: returns True for such a leaf.
+        alias: returns what replaces a leaf in the local share with this index.
         say: as for `View`.
         leaf_hooks: as for `View`.
     """
-    shares = ExactShares(ranks, counts)
-    shares.is_alias = is_alias
     siblings: list[View] = []
     for index in range(shares.count):
         View(

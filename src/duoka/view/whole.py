@@ -206,8 +206,12 @@ class GatheredArgument:
         view = self.batch._spec.view
         view.written += 1
         recorded = history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
-        with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
-            view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
+        try:
+            with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
+                view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
+        except RuntimeError:  # a Function of the script has written to a leaf
+            self.keep_what_was_written()
+            raise
         for share in shares:
             share._spec.view.aliased.note_equal(share._rows, self.full)
         if self._keeps:
@@ -216,8 +220,9 @@ class GatheredArgument:
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
         for share in self.batch._shares:
-            # To a leaf that requires a gradient nothing was written: torch refuses that before.
-            if not (share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()):
+            # To a leaf that requires a gradient only Functions write: torch refuses that before.
+            is_refused = share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()
+            if not is_refused or not self.is_unwritten():
                 with torch.no_grad():
                     self._write(share, share._local.data)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from duoka.errors import Refused
+from duoka.view.shares.local import ExactShares
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View, exact_view
 from tests.view.ranks import in_turns, on_ranks, shared, whole_of
@@ -109,9 +110,7 @@ def test_an_error_of_some_rows_is_every_rank_s(
     def on_rank(one: View) -> Any:
         view = one
         if shares:
-            view = exact_view(
-                one.ranks, (shares - 1, 1), lambda leaf: None, lambda _, leaf: leaf, lambda leaf: False, print
-            )
+            view = exact_view(ExactShares(one.ranks, (shares - 1, 1)), lambda leaf: None, lambda _, leaf: leaf, print)
         for _ in range(2 * again):
             work(BatchTensor.of(good, view))
         with pytest.raises(expected.type) as found:
@@ -169,7 +168,7 @@ def test_a_refusal_is_remembered() -> None:
 
 def test_a_batch_of_several_shares_is_computed_share_by_share() -> None:
     def on_rank(one: View) -> Any:
-        view = exact_view(one.ranks, (3, 1), lambda leaf: None, lambda place, leaf: leaf, lambda leaf: False, print)
+        view = exact_view(ExactShares(one.ranks, (3, 1)), lambda leaf: None, lambda _, leaf: leaf, print)
         x = BatchTensor.of(whole(), view)
         torch.manual_seed(2)
         out = [x * 2, x.sum(), x.mean(0), F.dropout(x, 0.5), x.sort(0).values, F.dropout(x, 0.5), x.add_(1)]

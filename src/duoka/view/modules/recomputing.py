@@ -30,8 +30,11 @@ def on_rows(
     """
     named = {name: value for name, value in kwargs.items() if batches_in(value)}
     others = {name: value for name, value in kwargs.items() if name not in named}
+    if view.shares.several:  # no share can be suspended in the mode of selective checkpointing: all is computed again
+        others.pop("context_fn", None)
     leaves, tree = tree_flatten((args, named))
-    leaves = [view.replicate(leaf) if type(leaf) in (Tensor, nn.Parameter) else leaf for leaf in leaves]
+    if not view.shares.exact:  # whose shares replicate them
+        leaves = [view.replicate(leaf) if type(leaf) in (Tensor, nn.Parameter) else leaf for leaf in leaves]
     rows, kinds = _apart(leaves)
     made: list[tuple[_Kinds, TreeSpec]] = []
 
@@ -39,7 +42,8 @@ def on_rows(
         inputs = _together(rows, kinds)
         for leaf, outside in zip(inputs, leaves, strict=True):
             if type(leaf) is Tensor and leaf is not outside:  # detached from it, with use_reentrant=True
-                view.note_averaged(leaf)
+                for sibling in view.siblings:
+                    sibling.note_averaged(leaf)
         args, named = tree_unflatten(inputs, tree)
         out, shape = tree_flatten(function(*args, **named, **others))
         rows_out, of = _apart(out)

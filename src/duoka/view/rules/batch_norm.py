@@ -113,9 +113,7 @@ def whole_batch_norm(
         return [_KernelBatchNorm.apply(shares, running, counts, *parts[0])]
     total = counts.sum()
     inputs = (operand for kind in zip(*parts, strict=True) for operand in kind)
-    out: list[Tensor]
-    *out, mean, var = _WholeBatchNorm.apply(shares, running.eps, counts, total, *inputs)
-    running.update(mean, var, total)
+    out: Sequence[Tensor] = _WholeBatchNorm.apply(shares, running, counts, total, *inputs)
     return out
 
 
@@ -124,7 +122,7 @@ class _WholeBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, shares: LocalShares, eps: float, counts: Tensor, total: Tensor, *inputs: Tensor | None
+        ctx: Any, shares: LocalShares, running: Running, counts: Tensor, total: Tensor, *inputs: Tensor | None
     ) -> Any:
         rows, weights, biases = _apart(inputs, shares)
         dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
@@ -132,15 +130,14 @@ class _WholeBatchNorm(torch.autograd.Function):
         mine = [torch.stack([mean, var]) for var, mean in statistics]
         means, variances = shares.gather(mine).unbind(1)
         mean, var = combined(means, variances, counts.to(means.dtype) / total)
+        running.update(mean, var, total)  # here: a checkpoint's recomputation ends when the last tensor is saved
         ctx.save_for_backward(*inputs, mean, var)
-        ctx.eps, ctx.total, ctx.shares = eps, total, shares
+        ctx.eps, ctx.total, ctx.shares = running.eps, total, shares
         ctx.set_materialize_grads(False)
-        out = [
-            F.batch_norm(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
+        return tuple(
+            F.batch_norm(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, running.eps)
             for part, weight, bias in zip(rows, weights, biases, strict=True)
-        ]
-        ctx.mark_non_differentiable(mean, var)
-        return (*out, mean, var)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -149,7 +146,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         if all(grad is None for grad in grads):  # as a script's own Function may return
             return (None,) * len(ctx.needs_input_grad)
         rows, weights, biases = _apart(inputs, shares)
-        grads = tuple(torch.zeros_like(of) if grad is None else grad for grad, of in zip(grads, rows, strict=False))
+        grads = tuple(torch.zeros_like(of) if grad is None else grad for grad, of in zip(grads, rows, strict=True))
         if torch.is_grad_enabled():  # a gradient of this gradient is requested
             return None, None, None, None, *_gradients_in_steps(inputs, grads, ctx.eps, ctx.total, shares)
         shape, dims = channels(rows[0]), all_but_channels(rows[0])

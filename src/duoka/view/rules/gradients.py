@@ -23,7 +23,18 @@ from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.strides import Strides, contiguous_strides, is_dense, same_layout
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, gather_all, join, laid_out, set_rows
+from duoka.view.tensor.batch import (
+    Args,
+    BatchTensor,
+    Function,
+    Kwargs,
+    Rule,
+    gather_all,
+    join,
+    laid_out,
+    parts_of,
+    set_rows,
+)
 from duoka.view.tensor.spec import Meta
 from duoka.view.view import View
 
@@ -158,17 +169,10 @@ def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(tensor, BatchTensor) and weight is None and tensor.requires_grad:  # else torch raises its error
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if how.get("inputs") is not None:
-        how["inputs"] = [*map(after_hooks, _rows_of_each(_listed(how["inputs"])))]
-    torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), **how)
-
-
-def _rows_of_each(tensors: list[Tensor]) -> list[Tensor]:
-    """Replace batches by the rows of the local shares."""
-    return [
-        part
-        for tensor in tensors
-        for part in ([share._local for share in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor])
-    ]
+        how["inputs"] = [after_hooks(part) for of in _listed(how["inputs"]) for part in parts_of(of)]
+    torch.autograd.backward(
+        [part for of in tensors for part in parts_of(of)], _weights_of_rows(weights, tensors), **how
+    )
 
 
 def after_hooks(rows: Tensor) -> Tensor:
@@ -213,16 +217,18 @@ def grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     weights = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     weighing = _weights_of_rows(weights, outputs)
-    return whole_gradients(_rows_of_each(outputs), inputs, view, grad_outputs=weighing, **how)
+    return whole_gradients(
+        [part for of in outputs for part in parts_of(of)], inputs, view, grad_outputs=weighing, **how
+    )
 
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
     """Compute `torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
-    of_each = [uses(of, view) for of in inputs]
+    of_each = [*map(uses, inputs)]
     flat = [use for parts in of_each for use in parts]
     filled = bool(how.pop("materialize_grads", False))  # after the hooks, which are called for used inputs only
     unused_allowed = filled or bool(how.get("allow_unused"))
-    several = len(flat) != len(inputs)  # not every use of an input must be in the graph of the outputs
+    several = view.shares.several  # not every use of an input must be in the graph of the outputs
     unused_raises = several and not unused_allowed
     how["allow_unused"] = several or unused_allowed
     gradients = iter(originals.grad(outputs, flat, **how))
@@ -253,16 +259,15 @@ _UNUSED = (
 )
 
 
-def uses(of: Tensor, view: View) -> list[Tensor]:
-    """Return the tensors whose gradients make up that of a tensor: a batch's rows, or the aliases of a leaf.
+def uses(of: Tensor) -> list[Tensor]:
+    """Return the tensors whose gradients make up that of a tensor: a batch's rows.
 
     Of an unsharded parameter that a Function was given, they are the rows of the sharded one.
     """
     of = getattr(of, "duoka_parameter", of)
     if isinstance(of, BatchTensor):
-        return list(map(after_hooks, _rows_of_each([of])))
-    aliases = [sibling.alias(of) for sibling in view.siblings] if of.is_leaf else []
-    return [of] if not aliases or aliases[0] is of else [*aliases, of]
+        return [*map(after_hooks, parts_of(of))]
+    return [of]
 
 
 _asks_for_grad: Any = Tensor.requires_grad
@@ -276,15 +281,8 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
         sharded = _true_gradient(received, parameter, view)
         return sharded.full_tensor() if isinstance(sharded, BatchTensor) else sharded
     if not isinstance(of, BatchTensor):
-        # The leaf itself was used outside of shares, or among rows if each rank has one share.
-        parts, apart = (received[:-1], received[-1]) if len(received) > 1 or shares.exact else (received, None)
-        if not of.is_leaf and shares.exact:
-            return received[0]
-        total: Tensor | None = None
-        if any(part is not None for part in parts):
-            total = AllReduceSum.apply(shares, *(torch.zeros_like(of) if part is None else part for part in parts))
-            total = total / shares.world_size
-        return apart if total is None else total if apart is None else apart + total
+        part = received[0]  # with exact it is whole
+        return part if part is None or shares.exact else AllReduceSum.apply(shares, part) / shares.world_size
     if all(part is None for part in received):
         return None
 

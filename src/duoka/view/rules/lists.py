@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from duoka.hardware.accelerator import wait_for_copies
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
-from duoka.view.rules.lookup import align, localise
+from duoka.view.rules.lookup import align, localise, shape_of
 from duoka.view.rules.statistics import whole_norms
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, MultiShareBatch, Rule, batches_in
 
@@ -35,6 +35,8 @@ def one_by_one(func: Function, args: Args, kwargs: Kwargs) -> Any:
     specs: list[Any] = []
     for at in range(len(first)):
         operands = [values[at] for values in local]
+        if several and writes and not _fit(operands):
+            return NotImplemented  # it raises after it has written to those before, in all shares
         has_rows = bool(batches_in(operands))
         if writes and not isinstance(first[at], BatchTensor) and (has_rows or several):
             return NotImplemented  # each share would write to it
@@ -56,6 +58,15 @@ def one_by_one(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if writes:
         return first
     return tuple(value if spec is None else BatchTensor(value, spec) for value, spec in zip(out, specs, strict=True))
+
+
+def _fit(operands: list[Any]) -> bool:
+    """Return whether the result of an operation has the shape of the first operand, to which it is written."""
+    try:
+        shapes = [shape_of(operand) for operand in operands if isinstance(operand, Tensor)]
+        return bool(torch.broadcast_shapes(*shapes) == shapes[0])
+    except RuntimeError:
+        return False
 
 
 def _any_needs_gradient(values: list[Any]) -> bool:

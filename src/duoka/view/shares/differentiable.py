@@ -9,6 +9,7 @@ compute, is dL/dp in both cases. A batch that is a leaf divides its own gradient
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from duoka.private.torch import backward_of
 from duoka.view.shares.local import LocalShares
 from duoka.view.shares.partition import Partition
+
+Keep = Callable[[Sequence[Tensor | None]], bool]
 
 
 class AllReduceSum(torch.autograd.Function):
@@ -39,21 +42,24 @@ class AllReduceSum(torch.autograd.Function):
 
 
 class Replicate(torch.autograd.Function):
-    """Copies of a replicated tensor, one for each local share, whose gradients are averaged over all shares."""
+    """Copies of a replicated tensor, one for each local share, whose gradients are averaged over all shares.
+
+    keep: given the gradients of a parameter's copies, returns whether it averages and adds them itself, later.
+    """
 
     @staticmethod
-    def forward(ctx: Any, shares: LocalShares, tensor: Tensor) -> tuple[Tensor, ...]:
-        ctx.shares = shares
+    def forward(ctx: Any, shares: LocalShares, tensor: Tensor, keep: Keep | None = None) -> tuple[Tensor, ...]:
+        ctx.shares, ctx.keep = shares, keep
         ctx.set_materialize_grads(False)
-        return tuple(tensor.view_as(tensor) for _ in range(shares.count))
+        return tuple(tensor.view_as(tensor) if keep is None else tensor.detach() for _ in range(shares.count))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         known = next((grad for grad in grads if grad is not None), None)
-        if known is None:
-            return None, None
+        if known is None or (ctx.keep is not None and ctx.keep(grads)):
+            return None, None, None
         parts = (torch.zeros_like(known) if grad is None else grad.contiguous() for grad in grads)
-        return None, AllReduceSum.apply(ctx.shares, *parts) / ctx.shares.world_size
+        return None, AllReduceSum.apply(ctx.shares, *parts) / ctx.shares.world_size, None
 
 
 def _replicated(grad: Tensor, shares: LocalShares) -> tuple[Tensor, ...]:

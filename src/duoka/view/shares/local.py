@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
-from duoka.collectives.tree_sum import Tree, add_up, start_sum
+from duoka.collectives.tree_sum import Tree, start_sum
 from duoka.private.torch import count_dispatch_modes
 from duoka.view.generators import random_marks, random_states, set_random_states
 from duoka.view.recent import KEPT, Recent
@@ -56,8 +56,6 @@ class LocalShares:
     count = 1  # local shares
     several = False  # True if some process has several
     exact = False  # True if sums are added in a fixed tree
-    # Returns True for a leaf that replaces a parameter in one share.
-    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
 
     def __init__(self, processes: Collectives) -> None:
         self.processes = processes  # collectives between processes
@@ -162,9 +160,7 @@ class ExactShares(LocalShares):
         leaves = [part.detach() for part in parts]
         if not leaves[0].is_floating_point() and not leaves[0].is_complex():
             return self.processes.all_reduce(sum(leaves[1:], leaves[0].clone()))
-        sums = [
-            add_up([leaves.pop(0) for _ in range(1 << height)]) for height, _ in self._tree.nodes[self.processes.rank]
-        ]
+        sums = self._tree.own_sums(self.processes.rank, leaves)
         total = start_sum(self.processes, self._tree, sums[0][None] if len(sums) == 1 else torch.stack(sums))()
         return total.clone()  # a part of what was gathered: autograd refuses `total += loss` for such a view
 

@@ -343,6 +343,11 @@ def of_share(value: Any, index: int) -> Any:
     return tree_map_only(MultiShareBatch, lambda batch: batch._by_share[index], value)
 
 
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the rows of a batch in each local share; of another tensor itself."""
+    return [share._local for share in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor]
+
+
 def join(shares: Sequence[BatchTensor]) -> BatchTensor:
     """Combine local shares into one batch."""
     return MultiShareBatch(shares) if shares[0]._spec.view.shares.several else shares[0]
