@@ -127,6 +127,25 @@ LAYOUTS = {
         "except RuntimeError as error: print('overlap' if 'single memory location' in str(error) else error)",
         "x.add_(x.T[0])",
     ),
+    "written from overlapping parts of itself": on(
+        "(4, 3)",
+        "x[None] = x; x += x[..., :1]; x[:, :2] = x[:, 1:]; x[:, None, 0] = x[:, :1]",
+        "x[:, 1:] += x[:, :-1]; x.T[1:] = x.T[:-1]; torch._foreach_add_([x], [x[:, :1]])",
+    ),
+    "written beside other memory, then from itself": on(
+        "(4, 3)", "y = x + 1", "for part in (y, y, y, y, x): x.sub_(part[:, :1])", "x.add_(x[:, 1:2])"
+    ),
+    "strides of several blocks of a single row": on(
+        "(4,)",
+        "y = torch.cat([x[:, None], x[:, None]]); print(y.stride(), y.T.stride(), y.T.numpy().strides)",
+        "z = x[:, None, None].repeat(2, 1, 3); print(z.stride(), (z + 1).stride(), z.sum(1, keepdim=True).stride())",
+    ),
+    "lines of what is printed": on(
+        "(4, 13)",
+        "x.requires_grad_(); y = x * 2; print(str(x), str(y), str(y.sum()), str(x[:, :9].square()))",
+        "with torch.no_grad(): print(str(x), str(y), str(x + 1))",
+        "with torch.inference_mode(): print(str(x), str(y), str(x + 1))",
+    ),
     "strides of a view by a tensor's number": on(
         "(2, 3, 2)", "y = x.transpose(0, 1)[torch.tensor(1)]", "print(y.stride())", "y.contiguous().fill_(5)"
     ),

@@ -6,24 +6,24 @@ which calls torch's function on behalf of the script's line.
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from duoka.plain.session import Session
 from duoka.private.python import SHOW_WARNING
+from duoka.private.torch import backward_of
 from duoka.system.user_code import outer_frames
 from duoka.view.tensor import outcome
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.outcome import backward_name
-
-_SHOWN = re.compile(r"grad_fn=<\w+>")
 
 
 def print_as_one_device(session: Session) -> None:
@@ -32,8 +32,28 @@ def print_as_one_device(session: Session) -> None:
     @session.patches.around(Tensor, "__repr__")
     def show_tensor(original: Callable[..., str], self: Tensor, **how: Any) -> str:
         name = backward_name(self, session.view)
-        text = original(self.full_tensor() if isinstance(self, BatchTensor) else self, **how)
-        return text if name is None else _SHOWN.sub(f"grad_fn=<{name}>", text)
+        if isinstance(self, BatchTensor) or name is not None:
+            self = _like_one_device(self, name)
+        return original(self, **how)
+
+
+def _like_one_device(tensor: Tensor, name: str | None) -> Tensor:
+    """Return a tensor of these values, with a `grad_fn` of this name, or a leaf: lines break by what follows them."""
+    asks = tensor.requires_grad
+    values = (tensor.full_tensor() if isinstance(tensor, BatchTensor) else tensor).detach()
+    if not asks:
+        return values
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = values.clone().requires_grad_()
+        return leaf if name is None else _function_of_node(name).apply(leaf)
+
+
+@cache
+def _function_of_node(name: str) -> type[torch.autograd.Function]:
+    """Return a function of which autograd's node has this name."""
+    function = type(name, (torch.autograd.Function,), {"forward": staticmethod(lambda ctx, tensor: tensor.clone())})
+    backward_of(function).__name__ = name
+    return function
 
 
 _DUOKA = str(Path(__file__).parents[1]) + "/"

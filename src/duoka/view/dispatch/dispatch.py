@@ -11,7 +11,7 @@ Rows of offloaded parameters stay in the host's memory, whatever device a call a
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -21,13 +21,16 @@ from torch.nn import functional as F
 from duoka.errors import DuokaError
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves, tree_map_only
+from duoka.view.aliased import same_memory
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.generators import keep_states
 from duoka.view.rules.draws import DrawCache
+from duoka.view.rules.facts import whole_memory
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
+from duoka.view.shares.strides import is_dense
 from duoka.view.tensor.batch import (
     Args,
     BatchTensor,
@@ -218,8 +221,10 @@ def _replay_or_run(call: DescribedCall) -> Any:
         return _call_each_share(call)
     view = call.view
     aliased = view.aliased
+    beside = _writes_beside(call)
+    may_replay = call.key is not None and not (beside and _shares_memory(call))
     # A program knows nothing of rows that the script holds: these are written back before, and gathered again after.
-    if call.key is not None and not (aliased.copies and (aliased.is_active or call.may_write())):
+    if may_replay and not (aliased.copies and (aliased.is_active or call.may_write())):
         program = view.programs[call.key]
         if program is not None:
             inputs = call.inputs
@@ -229,7 +234,8 @@ def _replay_or_run(call: DescribedCall) -> Any:
             try:
                 out = program(inputs, call.batches)
                 count_write(call.func, call.kwargs, call.batches)
-                BatchTensor.keep(call.func, call.args, call.kwargs, call.key, program)
+                if not beside:  # else it depends on their memory, which is no part of the key
+                    BatchTensor.keep(call.func, call.args, call.kwargs, call.key, program)
                 return out
             except Outdated:  # recorded under other circumstances (autocast): the rule decides anew
                 pass
@@ -272,6 +278,8 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     multiplies = view.of_parameters and call.traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or call.kwargs.get("out") is not None:
         return _compute_whole(call)
+    if _writes_beside(call) and _shares_memory(call) and (memory := whole_memory(call.batches[0])) is not None:
+        return _compute_in(memory, call)
     # One row of the batch is on one rank: the rule could only return NotImplemented.
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
@@ -285,6 +293,41 @@ def _rule_or_whole(call: DescribedCall) -> Any:
             raise  # computed whole, the call raises the error of one device
         raise with_global_shapes(error, call) from None
     return _compute_whole(call) if out is NotImplemented else out
+
+
+def _writes_beside(call: DescribedCall) -> bool:
+    """Return True if a call may write to a batch from an overlapping part of it, and a rank has a single row of it.
+
+    torch refuses that only where it sees the overlap: of a single row, or where both are dense.
+    """
+    first, *others = [batch._meta for batch in call.batches]
+    if not others or first.spec.determines_strides or call.view.of_parameters or not call.may_write():
+        return False
+    alike = call.func is not _SETITEM and all(other is first for other in others)
+    return not (alike and is_dense(first.shape, first.strides))
+
+
+def _shares_memory(call: DescribedCall) -> bool:
+    """Return True if batches among the arguments are of one memory, though they are not the same entries of it."""
+    first, *others = [batch._shares[0] for batch in call.batches]
+    rows, may_be_same = first._rows, call.func is not _SETITEM
+
+    def overlaps(other: BatchTensor) -> bool:
+        same = other._meta is first._meta and other._rows.storage_offset() == rows.storage_offset()
+        return same_memory(other._rows, rows) and not (may_be_same and same)
+
+    records = torch.is_grad_enabled() and any(batch.requires_grad for batch in call.batches)
+    return not records and any(map(overlaps, others))
+
+
+def _compute_in(memory: BatchTensor, call: DescribedCall) -> Any:
+    """Compute a call whole, with parts of one copy of `memory`, of which its batches are views."""
+
+    @wraps(call.func)
+    def compute(*args: Any, memory: Tensor, **kwargs: Any) -> Any:
+        return call.func(*args, **kwargs)
+
+    return compute_whole(compute, call.args, {**call.kwargs, "memory": memory})
 
 
 def _replicated(call: DescribedCall) -> DescribedCall:
@@ -421,6 +464,8 @@ def _replay_each_share(call: DescribedCall) -> Any:
     programs = _programs_of_shares(call)
     plain = [call.inputs[index] for index in call.plain if call.inputs[index].requires_grad]
     if programs is None or first.aliased.copies or not all(tensor.is_leaf for tensor in plain):
+        return NotImplemented
+    if _writes_beside(call) and _shares_memory(call):
         return NotImplemented
     outs = []
     try:

@@ -166,16 +166,22 @@ def storage(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
     Of a sharded parameter it is the storage of this rank's rows: scripts compare storages to detect tied parameters.
     """
-    batch, spec, rows = args[0], args[0]._spec, args[0]._local.detach()
+    batch, spec = args[0], args[0]._spec
     if spec.view.of_parameters:
-        return func(rows)
-    rows = physical(rows)
-    blocks = blocks_of_memory(rows, spec, batch._meta.strides)
-    if blocks is not None:
-        batch = BatchTensor(rows.as_strided((blocks[0].local_size, blocks[1]), (blocks[1], 1), 0), blocks[0])
-    elif rows.untyped_storage().nbytes() != rows.numel() * rows.itemsize:
+        return func(batch._local.detach())
+    memory = whole_memory(batch)
+    if memory is None and batch._local.untyped_storage().nbytes() != batch._local.numel() * batch.itemsize:
         raise Refused(f"{user_line()}: duoka does not know in which order this view's memory has the rows of a batch")
-    return compute_whole(func, (batch,), kwargs)
+    return compute_whole(func, (batch if memory is None else memory,), kwargs)
+
+
+def whole_memory(batch: BatchTensor) -> BatchTensor | None:
+    """Return all the memory of which a batch is a view, as a batch; None if that is no sequence of whole samples."""
+    rows = physical(batch._local.detach())
+    blocks = blocks_of_memory(rows, batch._spec, batch._meta.strides)
+    if blocks is None:
+        return None
+    return BatchTensor(rows.as_strided((blocks[0].local_size, blocks[1]), (blocks[1], 1), 0), blocks[0])
 
 
 def is_same_size(func: Function, args: Args, kwargs: Kwargs) -> Any:

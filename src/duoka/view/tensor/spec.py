@@ -60,8 +60,11 @@ class Spec:
 
     @property
     def determines_strides(self) -> bool:
-        """True if every rank's rows determine the strides of the batch; a single row does not."""
-        return self.partition.smallest * self.outer * self.inner > 1
+        """True if every rank's rows determine the strides of the batch; a single row does not.
+
+        Nor do several blocks of a single row: a dimension of size 1 may have the stride of samples, or of blocks.
+        """
+        return self.partition.smallest * self.inner > 1
 
     def local_strides(self, strides: Strides) -> Strides:
         """Return the strides of this rank's rows of a batch with these strides."""
@@ -81,7 +84,7 @@ class Spec:
 
     def global_strides(self, local: Tensor, shape: Sequence[int]) -> Strides:
         """Return the strides of the batch, of global `shape`, that follow from those of this rank's rows."""
-        if self.local_size <= 1 and local.is_contiguous():
+        if self.partition.rows * self.inner <= 1 and local.is_contiguous():
             return contiguous_strides(shape)
         return global_strides(local.stride(), self.dim, self.inner, self.partition.n, self.partition.rows)
 
