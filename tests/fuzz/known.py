@@ -853,6 +853,23 @@ OTHERS = {
             "        raise ValueError",
         ),
     ),
+    "a gradient of another shape than its batch": on(
+        "(6, 3)",
+        "y = x.requires_grad_() * 2",
+        "for shape in ((1, 3), (12, 3), (6, 1), (6,)):",
+        "    try: y.backward(torch.ones(shape))",
+        "    except RuntimeError as error: print(error, x.grad)",
+    ),
+    "a write through data after a write that a backward pass has seen": on(
+        "(6, 3)",
+        "x.requires_grad_(); z = torch.zeros(6, 3); z[1] = x[-1] * w; z.square().sum().backward()",
+        "torch.autograd.gradcheck(lambda rows: rows.square().sum(0), x.detach()[:2].requires_grad_())",
+        "with torch.no_grad(): x.mul_(0.5)",
+        "(x * w).sum().backward(); x.data.sub_(1)",
+        header=(
+            "torch.set_default_dtype(torch.float64); data = data.double(); w = torch.ones(3, requires_grad=True)",
+        ),
+    ),
     "a Function of a batch that is no argument": on(
         "(6, 3)",
         "box['x'] = x; w.grad = None; h = Scale.apply(w, box)",

@@ -370,11 +370,11 @@ class AliasedCopies:
 
         If autograd has saved the copy, torch raises the error that it raises on one device.
         """
-        for gathered in self.gathered:
+        for gathered in [*self.gathered]:
             rows, full = (base() for base in gathered.bases)
             if rows is not None and full is not None and self.version(rows) != gathered.version:
                 increment_version(full)
-                gathered.version = self.version(rows)
+                self.gathered.remove(gathered)  # its values are older than the rows'
 
     def note_split(self, rows: Tensor, spec: Spec, plain: Tensor) -> None:
         """Note a plain tensor from which rows were copied; autograd may save the rows."""

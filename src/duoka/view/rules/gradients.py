@@ -197,6 +197,9 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
 
 def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     """Return the rows of a gradient of `batch` for each local share."""
+    if gradient.shape != batch.shape:
+        of = batch._meta.of_zeros().requires_grad_()
+        originals.grad(of, of, torch.empty(gradient.shape, device="meta"))  # raises torch's error
     if isinstance(gradient, BatchTensor):
         if gradient._spec == batch._spec:
             return [share._local for share in gradient._shares]
