@@ -105,6 +105,7 @@ class _Given:
 
 
 _OF_GIVEN = 2  # references to a batch: by a `_Given`, and by the call that counts them
+_INTERNAL = vars(nn.Module()).keys() - {"_buffers"}  # attributes of modules that hold none of the script's tensors
 
 
 def _with_leaves(value: Any, leaves: dict[int, Tensor], seen: set[int]) -> Any:
@@ -122,8 +123,7 @@ def _with_leaves(value: Any, leaves: dict[int, Tensor], seen: set[int]) -> Any:
     if isinstance(value, (dict, list, deque)) and id(value) not in seen:
         seen.add(id(value))
         for key, part in [*value.items()] if isinstance(value, dict) else enumerate(value):
-            changed = _with_leaves(part, leaves, seen)
-            if changed is not part:
+            if key not in _INTERNAL and (changed := _with_leaves(part, leaves, seen)) is not part:
                 value[key] = changed
     return value
 
