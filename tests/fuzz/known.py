@@ -135,6 +135,12 @@ LAYOUTS = {
     "written beside other memory, then from itself": on(
         "(4, 3)", "y = x + 1", "for part in (y, y, y, y, x): x.sub_(part[:, :1])", "x.add_(x[:, 1:2])"
     ),
+    "written beside an array of its data": on(
+        "(4, 2, 2)",
+        "array = x.data.numpy(); x.tril_(); print(x.sum().item(), array.sum().item())",
+        "x.index_fill_(1, torch.tensor([0]), 9); print(x.sum().item(), array.sum().item())",
+        "x.index_put_((torch.arange(4), torch.tensor([1])), torch.tensor(7.0)); print(array.sum().item())",
+    ),
     "strides of several blocks of a single row": on(
         "(4,)",
         "y = torch.cat([x[:, None], x[:, None]]); print(y.stride(), y.T.stride(), y.T.numpy().strides)",

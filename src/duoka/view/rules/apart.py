@@ -57,7 +57,7 @@ def rows_apart(func: Function, args: Args, kwargs: Kwargs, dims: list[int]) -> A
     if spec.dim in dims:
         return NotImplemented
     out = func(batch._local, *args[1:], **kwargs)
-    if out is batch._local and func.__name__.endswith("_"):
+    if out is batch._rows and func.__name__.endswith("_"):
         return batch
     if not isinstance(out, Tensor) and not out:  # the pieces of a dimension of size 0
         return out

@@ -276,7 +276,7 @@ def put(func: Function, args: Args, kwargs: Kwargs) -> Any:
         return NotImplemented
     local_values = localise(values, batch._spec, local.ndim - local.dim)
     out = func(batch._local, local.items[: len(indices)], local_values, *args[3:], **kwargs)
-    return batch if out is batch._local else BatchTensor(out, batch._spec)
+    return batch if out is batch._rows else BatchTensor(out, batch._spec)
 
 
 def at_positions(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -293,7 +293,7 @@ def at_positions(func: Function, args: Args, kwargs: Kwargs) -> Any:
         source = rows_in(source, spec, spec.dim)
     positions = index.full_tensor() if isinstance(index, BatchTensor) else index
     out = func(batch._local, dim, positions, source, *rest[1:], **named)
-    return batch if out is batch._local else BatchTensor(out, spec)
+    return batch if out is batch._rows else BatchTensor(out, spec)
 
 
 def along(func: Function, args: Args, kwargs: Kwargs) -> Any:
