@@ -876,6 +876,13 @@ OTHERS = {
             "torch.set_default_dtype(torch.float64); data = data.double(); w = torch.ones(3, requires_grad=True)",
         ),
     ),
+    "a transform of a function of columns": on(
+        "(6, 3)",
+        "y = (x * 2)[:, 1:]",
+        "print(torch.func.grad(lambda w: F.linear(y, w).square().mean())(torch.ones(3, 2)))",
+        "print(torch.func.jvp(lambda w: (y @ w).sum(0), (torch.ones(2, 3),), (torch.ones(2, 3),)))",
+        "print(torch.vmap(lambda row: row.cumsum(0))(y))",
+    ),
     "a Function of a batch that is no argument": on(
         "(6, 3)",
         "box['x'] = x; w.grad = None; h = Scale.apply(w, box)",

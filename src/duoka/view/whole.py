@@ -244,7 +244,8 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
         if spec.view.gathers_on is not None:  # the script's views of it are there
             full = full.to(spec.view.gathers_on)
         if part is None or operators_are_observed():
-            full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))
+            with without_modes():  # a tensor that a transform makes has no memory of its own
+                full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))
         else:
             full = StraightThrough.apply(full, physical(part))
         full = full.conj() if rows.is_conj() else full
