@@ -1196,6 +1196,15 @@ OTHERS = {
             "net = Net(); weights = [*l1.parameters(), *l2.parameters()]",
         ),
     ),
+    "an error of a hook in a pass that begins at a batch": on(
+        "(6, 3)",
+        "h = net(x); h.register_hook(lambda gradient: 1 / 0)",
+        "h.backward(torch.ones_like(h))",
+        "print(torch.autograd.grad(net(x), net.weight, torch.ones(6, 5)))",
+        "h = net(x); h.register_hook(lambda gradient: gradient.expand(9))",
+        "torch.autograd.grad(h, net.weight, torch.ones_like(h))",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 4)",),
+    ),
     "writes of functions that raise": on(
         "(6, 3)",
         "h = x * 2",

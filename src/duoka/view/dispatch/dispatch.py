@@ -289,8 +289,8 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     except Exception as error:
         if has_sparse((args, call.kwargs)):  # rules split dense tensors
             return _compute_whole(call)
-        if _draws_on_cpu(call):
-            raise  # computed whole, the call raises the error of one device
+        if _draws_on_cpu(call) or call.func in _PASSES:
+            raise  # computed whole, the call raises the error of one device; a pass raises that of a hook
         raise with_global_shapes(error, call) from None
     return _compute_whole(call) if out is NotImplemented else out
 
