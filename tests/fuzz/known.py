@@ -141,6 +141,11 @@ LAYOUTS = {
         "x.index_fill_(1, torch.tensor([0]), 9); print(x.sum().item(), array.sum().item())",
         "x.index_put_((torch.arange(4), torch.tensor([1])), torch.tensor(7.0)); print(array.sum().item())",
     ),
+    "views of copies, and writes counted": on(
+        "(5, 2, 3)",
+        "y = x.transpose(0, 1).ravel(); print(y._is_view(), x.mT.reshape(-1)._is_view()); y += 1",
+        "print([total._version for total in (x.sum(0), x.sum(), x.long().max(), (x > 1).sum())], y.tolist())",
+    ),
     "strides of several blocks of a single row": on(
         "(4,)",
         "y = torch.cat([x[:, None], x[:, None]]); print(y.stride(), y.T.stride(), y.T.numpy().strides)",

@@ -110,7 +110,7 @@ def _extreme(op: Any, func: Function) -> Any:
     def over(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Any:
         if dims is not None or batch._local.is_floating_point() or batch._local.dtype == torch.bool:
             return NotImplemented
-        return batch._spec.view.ranks.all_reduce(func(batch._local).clone(), op)
+        return batch._spec.view.ranks.all_reduce(func(batch._local).clone(), op).data  # which has counted no write
 
     return over
 

@@ -106,7 +106,7 @@ class LocalShares:
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum over all shares of all processes. parts: those of the local shares."""
-        return self.processes.all_reduce(parts[0].detach().clone())
+        return self.processes.all_reduce(parts[0].detach().clone()).data  # which has counted no write
 
     def gather(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the parts of the shares of all processes: shape (world_size, ...). parts: of the local ones."""
@@ -159,7 +159,7 @@ class ExactShares(LocalShares):
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         leaves = [part.detach() for part in parts]
         if not leaves[0].is_floating_point() and not leaves[0].is_complex():
-            return self.processes.all_reduce(sum(leaves[1:], leaves[0].clone()))
+            return self.processes.all_reduce(sum(leaves[1:], leaves[0].clone())).data
         sums = self._tree.own_sums(self.processes.rank, leaves)
         total = start_sum(self.processes, self._tree, sums[0][None] if len(sums) == 1 else torch.stack(sums))()
         return total.clone()  # a part of what was gathered: autograd refuses `total += loss` for such a view

@@ -41,6 +41,7 @@ class Result:
     argument: int | None = None  # the index, among the arguments that are batches, of the one whose memory it has
     same: bool = False  # True if it is this argument itself
     offset: int = 0  # of its first element from that of the argument
+    is_view: bool = False  # also of memory that no argument has: `x.T.ravel()` is a view of a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
     for index, full in enumerate(batches):
         if tensor is full or memory_of(tensor) == memory_of(full):
             return Result(tensor.shape, tensor.stride(), index, tensor is full, int(tensor.storage_offset()))
-    return Result(tensor.shape, tensor.stride())
+    return Result(tensor.shape, tensor.stride(), is_view=tensor._is_view())
 
 
 def _whole_like(leaf: Tensor, device: str = "meta", contiguous: bool = False) -> Tensor:
@@ -183,9 +184,9 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         local = spec.local_strides(strides)
         if _shares_memory(rows, batches) or not same_layout(rows.shape, rows.stride(), local):
             rows = _copied(rows, local)
-        elif spec.determines_strides:
+        elif spec.determines_strides and not result.is_view:
             return out
-        return BatchTensor(rows, spec, strides)
+        return BatchTensor(rows.view_as(rows) if result.is_view else rows, spec, strides)
     if result.same:
         return argument
     if rows is argument._rows:
