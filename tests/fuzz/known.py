@@ -888,6 +888,12 @@ OTHERS = {
         "print(torch.func.jvp(lambda w: (y @ w).sum(0), (torch.ones(2, 3),), (torch.ones(2, 3),)))",
         "print(torch.vmap(lambda row: row.cumsum(0))(y))",
     ),
+    "a row of a leaf that is written to": on(
+        "(6, 3)",
+        "x.requires_grad_()",
+        "try: x[0] = 0.1",
+        "except RuntimeError as error: print(error)",
+    ),
     "a Function of a batch that is no argument": on(
         "(6, 3)",
         "box['x'] = x; w.grad = None; h = Scale.apply(w, box)",

@@ -178,7 +178,7 @@ class GatheredArgument:
                 known = full
             if keep:
                 cache_copy(batch, known)
-        self.batch, self.full, self._keeps = batch, known, keep
+        self.batch, self.full, self._keeps, self._writes = batch, known, keep, writes
         self._version, self._grad_fn = version(known), history(known)
         self.memory = _memory_of(known, rows, aliased, others)
         self.argument = _requiring_grad_as(rows, known)
@@ -209,8 +209,9 @@ class GatheredArgument:
         try:
             with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
                 view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
-        except RuntimeError:  # a Function of the script has written to a leaf
-            self.keep_what_was_written()
+        except RuntimeError:
+            if not self._writes:  # a Function of the script has written to a leaf; torch refuses it before it writes
+                self.keep_what_was_written()
             raise
         for share in shares:
             share._spec.view.aliased.note_equal(share._rows, self.full)
