@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from operator import is_
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -104,8 +104,15 @@ class _Given:
             share._spec.view.aliased.note_split(share._rows, share._spec, self.leaf)
 
 
-_OF_GIVEN = 2  # references to a batch: by a `_Given`, and by the call that counts them
 _INTERNAL = vars(nn.Module()).keys() - {"_buffers"}  # attributes of modules that hold none of the script's tensors
+
+
+def _references(given: Any) -> int:
+    """Return the number of references to the batch of a `_Given`."""
+    return sys.getrefcount(given.batch)
+
+
+_OF_GIVEN = _references(_Given(torch.empty(0), cast(BatchTensor, object()), [], []))  # Python's versions count apart
 
 
 def _with_leaves(value: Any, leaves: dict[int, Tensor], seen: set[int]) -> Any:
@@ -340,7 +347,7 @@ class ModuleCalls:
             given.write_back()
             given.note()
         # The module may keep it, return it, or put it into an argument.
-        kept = [given for given in inputs.values() if sys.getrefcount(given.batch) > _OF_GIVEN]
+        kept = [given for given in inputs.values() if _references(given) > _OF_GIVEN]
         if not kept:
             return out
         leaves = {id(given.batch): given.leaf for given in kept}
