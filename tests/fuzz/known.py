@@ -1514,4 +1514,37 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
         ),
     ),
+    "rows held while their batch is multiplied by a weight": on(
+        "(6, 2, 4)",
+        "p = x.clone(); y = x * w; rows = [y[0], y[:, 1][2], y.detach()[1], p[1], y[2:5], y]",
+        "y.mul_(u); p.mul_(u); y[:, 1:].add_(u[1:2])",
+        "for row in rows: print(row.tolist(), row.requires_grad, row.requires_grad and grads(row))",
+        "y[4] *= u; y[1:3] += u; z = rows[0] + y[1]; y.sub_(z)",
+        "for row in [*rows, z]: print(row.tolist(), row.requires_grad, row.requires_grad and grads(row))",
+        header=(
+            "w, u = (torch.arange(1., 5.) * number / 3 for number in (1, 2)); w.requires_grad_(); u.requires_grad_()",
+            "def grads(row): return torch.autograd.grad(row.sum(), [w, u], allow_unused=True, retain_graph=True)",
+        ),
+    ),
+    "a row multiplied by a weight in place": on(
+        "(6, 4)",
+        "x[-1] *= u[1]; x[0] = x[0] * u[2]; v = x.detach(); v[-1] *= u[0]; v[1:] += u[1]",
+        "print([torch.autograd.grad(of.sum(), u, retain_graph=True) for of in (x, v)])",
+        header=("u = torch.arange(2., 5.).requires_grad_()",),
+    ),
+    "a row written with and without a gradient": on(
+        "(6, 4)",
+        "with torch.no_grad(): x[-1] *= u[1]",
+        "x[-1] *= u[1]; print(torch.autograd.grad(x.sum(), u))",
+        header=("u = torch.arange(2., 5.).requires_grad_()",),
+    ),
+    "a write to a leaf beside a row": on(
+        "(6, 4)", "y = x.clone().requires_grad_(); row = y[1:2]", "y[0] = 5", "y[-1] -= 4", "print(y)"
+    ),
+    "a step of a chunk after a write": on(
+        "(6, 4)",
+        "y = x.clone().requires_grad_() * 2; v = y.chunk(2, 1)[0]",
+        "with torch.no_grad(): y += 1",
+        "print(v)",
+    ),
 }

@@ -54,14 +54,17 @@ _GATHERED_AT_MOST = 64  # copies noted
 class CopyMemory:
     """The memory of a gathered copy, as all local shares know it.
 
-    argument: the copy, which the script's function got. holders: references to its memory before the script got one.
+    argument: the copy of `rows`, which the script's function got. holders: references to its memory before the script
+    got one.
     """
 
     full: Tensor  # all that has been gathered, without autograd, and as it is in memory
 
-    def __init__(self, argument: Tensor, holders: int) -> None:
+    def __init__(self, argument: Tensor, rows: Tensor, holders: int) -> None:
         self.full, self.number = as_in_memory(argument), memory_of(argument)
         self._tensors = [argument, self.full]  # of this memory that duoka refers to
+        base = TensorWeakRef(base_of(rows))
+        self._bases: list[TensorWeakRef | None] = [base, None]  # of the rows of which each is a copy
         self._others = holders - 1  # references to it that are not the script's: the base of a view
         self.mark_equal()
 
@@ -77,22 +80,49 @@ class CopyMemory:
         """Return True if the script still holds a reference to this memory."""
         return holders(self.full) > self._others + len(self._tensors)
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of this memory, of which a reference does not mean that the script holds the memory.
+    def keep(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Return a copy of `rows`, of which a reference does not mean that the script holds the memory.
 
         It is the one that is known, if one of the same form is, and if neither has gradients.
         """
-        for known in self._tensors:
-            if known is tensor or (not (tensor.requires_grad or known.requires_grad) and _same_form(known, tensor)):
+        base = base_of(rows)
+        for known, of in zip(self._tensors, self._bases, strict=True):
+            same = of is not None and of() is base and not (tensor.requires_grad or known.requires_grad)
+            if known is tensor or (same and _same_form(known, tensor)):
                 return known
         self._tensors.append(tensor)
+        self._bases.append(TensorWeakRef(base))
         self._histories.append(history(tensor))
         return tensor
+
+    def record_write(self, base: Tensor, full: Tensor) -> None:
+        """Record that `full`, with a graph, has replaced the values of all tensors that were taken of a base."""
+        self._forget_unused()
+        strides, start = self.full.stride(), int(self.full.storage_offset())
+        memory = torch.empty_strided(full.shape, strides, dtype=full.dtype, device=full.device)
+        without_repetitions(memory, strides).copy_(without_repetitions(full, strides))
+        for tensor, of in zip(self._tensors, self._bases, strict=True):
+            if of is not None and of() is base and tensor.dtype == full.dtype:
+                target = physical(tensor)
+                part = memory.as_strided(target.shape, target.stride(), int(target.storage_offset()) - start)
+                with uncounted(tensor):
+                    without_repetitions(target, target.stride()).copy_(without_repetitions(part, target.stride()))
+
+    def _forget_unused(self) -> None:
+        """Forget the tensors that nothing else refers to, of which a loop over rows makes many."""
+        known = [*zip(map(TensorWeakRef, self._tensors), self._bases, self._histories, strict=True)]
+        views = [tensor for tensor in self._tensors if tensor._base is not None or tensor is self.full]
+        self._tensors.clear()
+        left = [(tensor, of, past) for reference, of, past in known if (tensor := reference()) is not None]
+        self._tensors = [tensor for tensor, _, _ in left]
+        self._bases, self._histories = [of for _, of, _ in left], [past for _, _, past in left]
+        views.clear()  # its base may be among `_others`
 
     def extend(self, shape: Sequence[int], offset: int) -> Tensor:
         """Make `full` a contiguous tensor of this shape, whose first element is at `offset` in this memory."""
         self.full = self.full.as_strided(shape, contiguous_strides(shape), offset).detach()
         self._tensors.append(self.full)
+        self._bases.append(None)
         self._histories.append(None)
         return self.full
 
@@ -189,11 +219,15 @@ class AliasedCopy:
                 f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
                 "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
             )
-        with torch.no_grad():
-            self._write(self.rows)
+        self.write_values()
         self.mark_equal()
         if self.written_back is not None:
             self.written_back()
+
+    def write_values(self) -> None:
+        """Copy the values of the gathered copy into the rows."""
+        with torch.no_grad():
+            self._write(self.rows)
 
     def take(self, other: AliasedCopy) -> None:
         """Copy the values of another copy of the same memory, if one of them holds all of the other."""
@@ -221,6 +255,13 @@ class AliasedCopy:
         if start < 0 or start + spec.size * sample > room:
             return None
         return spec, self.rows.as_strided((spec.local_size, sample), (sample, 1), 0).detach(), start
+
+    def recorded_rows(self, base: Tensor | None) -> Tensor:
+        """Return the rows, with the history that a write to their base has if autograd records it."""
+        recorded = base is not None and records_gradients() and base.requires_grad and not base.is_leaf
+        if base is None or not recorded or base.dtype != self.rows.dtype or base.is_conj() or base.is_neg():
+            return self.rows
+        return base.as_strided(self.rows.shape, self.rows.stride(), self.rows.storage_offset())
 
     def _write(self, rows: Tensor) -> None:
         strides = rows.stride()
@@ -256,7 +297,7 @@ class _Gathered:
         else:
             full = rows.new_empty(0, device=self.device).set_(memory, self.offset, self.shape, self.strides)
         active = memory is not None
-        return AliasedCopy(rows, self.spec, self.strides, CopyMemory(full, 1), active=active, saved=True)
+        return AliasedCopy(rows, self.spec, self.strides, CopyMemory(full, rows, 1), active=active, saved=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -435,7 +476,7 @@ class AliasedCopies:
                 part = copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True
-                return copy.copied.keep(part)
+                return copy.copied.keep(part.detach(), rows)
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
@@ -503,6 +544,8 @@ class AliasedCopies:
         """
         for copy in self.copies if type(put_back) is Tensor else ():
             if same_memory(put_back, copy.full) and copy.copied.is_recorded():
+                if any(_is_of_leaf(rows) for rows in arguments):  # torch refuses the write before
+                    copy.spec.view.shares.synchronize(_gather_again, (copy, None))
                 copy.mark_equal()
         for rows in arguments:
             self.write_back(rows)
@@ -521,7 +564,13 @@ class AliasedCopies:
         self.forget_unheld(stale)
         for copy in stale:
             if copy in self.copies:
-                copy.spec.view.shares.synchronize(_gather_again, copy)
+                bases = (base_of(rows) for rows in written if same_memory(copy.rows, rows))
+                copy.spec.view.shares.synchronize(_gather_again, (copy, next(bases, None)))
+
+
+def _is_of_leaf(rows: Tensor) -> bool:
+    """Return True if torch refuses a write to a tensor, as it is or views a leaf that requires a gradient."""
+    return torch.is_grad_enabled() and base_of(rows).is_leaf and base_of(rows).requires_grad
 
 
 def _form(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
@@ -561,20 +610,22 @@ def _extend(copies: list[AliasedCopy]) -> list[None]:
     return [None] * len(copies)
 
 
-def _gather_again(copies: list[AliasedCopy]) -> list[None]:
+def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
     """Gather the rows again into a copy, and return None for each local share.
 
-    copies: the same copy as each local share knows it.
+    parts: the same copy as each local share knows it, and the base of the rows that were written.
     """
-    first = copies[0]
+    first, base = parts[0]
     counted = first.rows_version() != first.versions[0]  # else the script has written through `x.data`
+    full = first.spec.gather_shares([(copy.spec, copy.recorded_rows(of)) for copy, of in parts])
     with torch.no_grad(), nullcontext() if counted else uncounted(first.full):
-        full = first.spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
         strides = first.rows.stride()
         without_repetitions(first.full, strides).copy_(without_repetitions(full, strides))
-    for copy in copies:
+    if base is not None and full.requires_grad:
+        first.copied.record_write(base, full)
+    for copy, _ in parts:
         copy.mark_equal()
-    return [None] * len(copies)
+    return [None] * len(parts)
 
 
 def blocks_of_memory(rows: Tensor, spec: Spec, strides: Strides) -> tuple[Spec, int] | None:

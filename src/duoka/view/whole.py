@@ -208,15 +208,24 @@ class GatheredArgument:
         recorded = history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
         try:
             with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
-                view.shares.each(lambda index: self._write(shares[index], shares[index]._local))
+                view.shares.each(lambda index: self._write_back(shares[index]))
         except RuntimeError:
             if not self._writes:  # a Function of the script has written to a leaf; torch refuses it before it writes
                 self.keep_what_was_written()
             raise
-        for share in shares:
-            share._spec.view.aliased.note_equal(share._rows, self.full)
         if self._keeps:
             cache_copy(self.batch, self.full)
+
+    def _write_back(self, share: BatchTensor) -> None:
+        aliased = share._spec.view.aliased
+        held = aliased.held(share._rows)
+        held = held if held is not None and held.copied is self.memory else None
+        if held is not None:
+            held.write_values()  # the operation may have written to another view of the memory, too
+        self._write(share, share._rows)
+        if held is not None:
+            held.mark_equal()
+        aliased.note_equal(share._rows, self.full)
 
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
@@ -249,6 +258,7 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
                 full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))
         else:
             full = StraightThrough.apply(full, physical(part))
+        full = full if full.requires_grad else full.detach()  # a view that is made here under `no_grad` stays that
         full = full.conj() if rows.is_conj() else full
         return negative_of(full) if rows.is_neg() else full
 
@@ -272,7 +282,7 @@ def _memory_of(known: Tensor, rows: Tensor, aliased: AliasedCopies, others: Sequ
     for copy in [*([held] if held is not None else []), *others]:
         if same_memory(copy.full, known):
             return copy.copied
-    return CopyMemory(known, holders(known))
+    return CopyMemory(known, rows, holders(known))
 
 
 def _requiring_grad_as(rows: Tensor, copy: Tensor) -> Tensor:
@@ -446,7 +456,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     elif cached.of(rows, aliased) is None:
         return False
     if alias is None:
-        add_alias(batch, cached.full, CopyMemory(cached.full, holders(cached.full)), cached.full)
+        add_alias(batch, cached.full, CopyMemory(cached.full, rows, holders(cached.full)), cached.full)
     else:
         alias.active = True  # the script gets it again
     return True
@@ -454,7 +464,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
 
 def add_alias(batch: BatchTensor, full: Tensor, memory: CopyMemory, out: Any) -> None:
     """Keep track of the copy `full` of a batch, if the result `out` that the script gets shares its memory."""
-    memory.keep(full)
+    memory.keep(full, batch._shares[0]._rows)
     cached = batch._cached if batch._cached is not None and batch._cached.full is full else None
     for share in batch._shares:
         meta, aliased = share._meta, share._meta.spec.view.aliased
