@@ -258,7 +258,9 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
                 full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))
         else:
             full = StraightThrough.apply(full, physical(part))
-        full = full if full.requires_grad else full.detach()  # a view that is made here under `no_grad` stays that
+        if not full.requires_grad:
+            with without_modes():
+                full = full.detach()  # a view that is made here under `no_grad` could not be written with a gradient
         full = full.conj() if rows.is_conj() else full
         return negative_of(full) if rows.is_neg() else full
 
