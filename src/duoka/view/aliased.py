@@ -474,9 +474,10 @@ class AliasedCopies:
             # Kept for calls in other modes.
             with without_modes(), torch.inference_mode(False), torch.enable_grad():
                 part = copy.part_of_copy(rows, spec, strides)
+                part = None if part is None else part.detach()
             if part is not None:
                 copy.active = True
-                return copy.copied.keep(part.detach(), rows)
+                return copy.copied.keep(part, rows)
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:

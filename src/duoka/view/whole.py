@@ -249,8 +249,10 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
     spec, rows = parts[0]
     records = records_gradients()  # before inference_mode(False) enables gradients
     with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
-        # torch computes with no view of several (`x.unbind()`) whose base was written to, but reads its values.
-        full = Spec.gather_shares([(spec, physical(rows if records else rows.detach())) for spec, rows in parts])
+        if not records:  # torch computes with no view of several (`x.unbind()`) whose base was written to
+            with without_modes():
+                parts = [(spec, rows.detach()) for spec, rows in parts]
+        full = Spec.gather_shares([(spec, physical(rows)) for spec, rows in parts])
         if spec.view.gathers_on is not None:  # the script's views of it are there
             full = full.to(spec.view.gathers_on)
         if part is None or operators_are_observed():
