@@ -1547,4 +1547,15 @@ SHARDED = {
         "with torch.no_grad(): y += 1",
         "print(v)",
     ),
+    "numbers of writes": on(
+        "(6, 4)",
+        "x[0] = 1.0; x[0] += 1; print(x._version)",
+        "for row in x: row.add_(1); print(x._version, row._version)",
+        "x[-1] = x[0]; print(x._version); torch.sum(x[None], 0, out=x); print(x._version)",
+        "x.mul_(2); v = x[:, 1:]; a, b = v[0], x[0]; v.add_(1); print(a._version, b._version, x._version)",
+        "a.zero_(); b += 1; print(x._version, v._version, a._version)",
+    ),
+    "a row after a write that fails": on(
+        "(6, 4)", "x[0] = 1.0", "x.index_fill_(1, torch.tensor([0, 1, 9]), 2)", "print(x[1], x[0])"
+    ),
 }

@@ -63,8 +63,13 @@ with requiring("torch", torch.__version__):
     AsPlainTensors = torch._C.DisableTorchFunctionSubclass
     # Disables __torch_function__ of subclasses and modes. Public: none; notes/extending names the one above.
     WithoutTorchFunctions = torch._C.DisableTorchFunction
-    # Context in which writes to a tensor are not counted. Public: none.
+    # Context in which writes to a tensor are not counted, and what sets their number. Public: none.
     _preserve_version: Callable[[Tensor], Any] = torch.autograd.grad_mode._unsafe_preserve_version_counter
+    _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = (
+        torch._C._autograd._unsafe_set_version_counter
+    )
+    # Attributes of modules that hold none of the script's tensors. Public: none.
+    INTERNAL_OF_MODULES = vars(nn.Module()).keys() - {"_buffers"}
     # Number of active TorchDispatchModes. Public: none.
     count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
     # Depth of torch.func's transforms, or None. Public: none.
@@ -223,6 +228,12 @@ def version_of(tensor: Tensor) -> int:
 def uncounted(tensor: Tensor) -> AbstractContextManager[None]:
     """Return a context in which writes to a tensor's memory are not counted. Public: none."""
     return nullcontext() if tensor.is_inference() else _preserve_version(tensor)
+
+
+def set_version(tensor: Tensor, number: int) -> None:
+    """Set the number of writes to a tensor's memory that torch has counted. Public: none."""
+    if not tensor.is_inference():
+        _set_versions((tensor,), (number,))
 
 
 def memory_of(tensor: Tensor) -> int:

@@ -37,6 +37,7 @@ from duoka.private.torch import (
     is_transformed,
     memory_of,
     negative_of,
+    set_version,
     tree_leaves,
     uncounted,
     version_of,
@@ -219,7 +220,9 @@ class AliasedCopy:
                 f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
                 "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
             )
+        number = self.rows_version() + version(self.full) - self.versions[1]
         self.write_values()
+        set_version(self.rows, number)
         self.mark_equal()
         if self.written_back is not None:
             self.written_back()
@@ -622,6 +625,8 @@ def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
     with torch.no_grad(), nullcontext() if counted else uncounted(first.full):
         strides = first.rows.stride()
         without_repetitions(first.full, strides).copy_(without_repetitions(full, strides))
+    if counted:
+        set_version(first.full, max(version(first.full), version(first.rows)))
     if base is not None and full.requires_grad:
         first.copied.record_write(base, full)
     for copy, _ in parts:

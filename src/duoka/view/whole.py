@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import memory_of, negative_of, tree_leaves, tree_map_only
+from duoka.private.torch import memory_of, negative_of, set_version, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.aliased import (
     AliasedCopies,
@@ -173,6 +173,8 @@ class GatheredArgument:
                 # torch refuses a write to a leaf before it writes: here when the rows are written, so it must
                 # not reach what the script holds.
                 known = _gather(batch, parts, None if writes and rows.is_leaf else full)
+                if full is None:
+                    set_version(known, version(rows))
                 note_gathered(batch, known)
             else:
                 known = full
@@ -180,6 +182,7 @@ class GatheredArgument:
                 cache_copy(batch, known)
         self.batch, self.full, self._keeps, self._writes = batch, known, keep, writes
         self._version, self._grad_fn = version(known), history(known)
+        self._versions_of_rows = [version(share._rows) for share in batch._shares]
         self.memory = _memory_of(known, rows, aliased, others)
         self.argument = _requiring_grad_as(rows, known)
 
@@ -202,13 +205,12 @@ class GatheredArgument:
 
     def write_back(self) -> None:
         """Copy what the operation wrote into the rows."""
-        shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
         recorded = history(self.full) is not self._grad_fn  # `nn.init.normal_` writes without
         try:
             with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
-                view.shares.each(lambda index: self._write_back(shares[index]))
+                view.shares.each(self._write_back)
         except RuntimeError:
             if not self._writes:  # a Function of the script has written to a leaf; torch refuses it before it writes
                 self.keep_what_was_written()
@@ -216,13 +218,16 @@ class GatheredArgument:
         if self._keeps:
             cache_copy(self.batch, self.full)
 
-    def _write_back(self, share: BatchTensor) -> None:
+    def _write_back(self, index: int) -> None:
+        share = self.batch._shares[index]
         aliased = share._spec.view.aliased
         held = aliased.held(share._rows)
         held = held if held is not None and held.copied is self.memory else None
         if held is not None:
             held.write_values()  # the operation may have written to another view of the memory, too
         self._write(share, share._rows)
+        if not self.is_unwritten():  # else torch has not counted it
+            set_version(share._rows, self._versions_of_rows[index] + version(self.full) - self._version)
         if held is not None:
             held.mark_equal()
         aliased.note_equal(share._rows, self.full)
@@ -235,6 +240,7 @@ class GatheredArgument:
             if not is_refused or not self.is_unwritten():
                 with torch.no_grad():
                     self._write(share, share._local.data)
+                share._spec.view.aliased.numbers[memory_of(share._rows)] += 1  # cached copies are out of date
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         of_copy = share._spec.local_rows(self.full)

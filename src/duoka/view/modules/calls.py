@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from duoka.private.torch import (
+    INTERNAL_OF_MODULES,
     has_node_hooks,
     is_compiled_call,
     outer_saved_tensors_hooks,
@@ -104,9 +105,6 @@ class _Given:
             share._spec.view.aliased.note_split(share._rows, share._spec, self.leaf)
 
 
-_INTERNAL = vars(nn.Module()).keys() - {"_buffers"}  # attributes of modules that hold none of the script's tensors
-
-
 def _references(given: Any) -> int:
     """Return the number of references to the batch of a `_Given`."""
     return sys.getrefcount(given.batch)
@@ -130,7 +128,7 @@ def _with_leaves(value: Any, leaves: dict[int, Tensor], seen: set[int]) -> Any:
     if isinstance(value, (dict, list, deque)) and id(value) not in seen:
         seen.add(id(value))
         for key, part in [*value.items()] if isinstance(value, dict) else enumerate(value):
-            if key not in _INTERNAL and (changed := _with_leaves(part, leaves, seen)) is not part:
+            if key not in INTERNAL_OF_MODULES and (changed := _with_leaves(part, leaves, seen)) is not part:
                 value[key] = changed
     return value
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, tree_map_only
+from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, tree_leaves, tree_map_only
 from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, same_layout, without_repetitions
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
 from duoka.view.tensor.spec import Spec, zeros
@@ -110,7 +110,7 @@ def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
     for index, full in enumerate(batches):
         if tensor is full or memory_of(tensor) == memory_of(full):
             return Result(tensor.shape, tensor.stride(), index, tensor is full, int(tensor.storage_offset()))
-    return Result(tensor.shape, tensor.stride(), is_view=tensor._is_view())
+    return Result(tensor.shape, tensor.stride(), is_view=is_view(tensor))
 
 
 def _whole_like(leaf: Tensor, device: str = "meta", contiguous: bool = False) -> Tensor:
