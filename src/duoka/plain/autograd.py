@@ -78,8 +78,8 @@ def _write_back_copies(view: View) -> None:
     for share in view.siblings:
         if share.aliased.copies:
             share.aliased.write_back()
-        share.aliased.count_writes()
-        share.aliased.copy_split()
+        share.saved.count_writes()
+        share.saved.copy_split()
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:

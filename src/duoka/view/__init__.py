@@ -5,7 +5,7 @@ dispatch/       one torch function of batch tensors: its rule, or a recorded one
 rules/          what each torch function computes on a rank's rows
 whole           functions without a rule, which every rank computes on all rows
 tensor/         the batch tensor, and the placement of its samples
-view            the state that belongs to one rank; `tally`, `recent` and `aliased` are parts of it
+view            the state that belongs to one rank; `tally`, `recent`, `aliased` and `saved_copies` are parts of it
 shares/         the partition of a batch, its strides, several shares in a process, collectives with gradients
 generators      those from which a script draws
 originals       torch's own versions of functions that duoka replaces

@@ -16,7 +16,7 @@ holds. Why: docs/decisions/0020-gathered-copies.md.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.utils.weak import TensorWeakRef
 
 from duoka.errors import Refused
 from duoka.private.torch import (
-    WeakMemory,
     base_of,
     count_references,
     is_mapped_over,
@@ -48,8 +46,6 @@ from duoka.view.transforms import records_gradients, without_modes
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
-
-_GATHERED_AT_MOST = 64  # copies noted
 
 
 class CopyMemory:
@@ -155,7 +151,7 @@ class AliasedCopy:
         """Note that rows and copy are equal now."""
         self.versions = self.rows_version(), version(self.full)
         self.copied.mark_equal()
-        self.spec.view.aliased.note_equal(self.rows, self.full)
+        self.spec.view.saved.note_equal(self.rows, self.full)
 
     def rows_version(self) -> int:
         """Return the number of writes to the rows."""
@@ -274,49 +270,6 @@ class AliasedCopy:
         return self.spec.local_rows(self.full.detach())
 
 
-@dataclass(slots=True, eq=False)
-class _Gathered:
-    """A gathered copy that autograd may have saved: weak references, and what makes tensors of them again."""
-
-    rows_memory: WeakMemory
-    memory: WeakMemory
-    form_of_rows: tuple[int, torch.Size, Strides]  # place of the first element, shape, strides
-    shape: torch.Size
-    strides: Strides
-    offset: int
-    spec: Spec
-    device: torch.device
-    requires_grad: bool
-    bases: tuple[TensorWeakRef, TensorWeakRef]  # of rows and copy: the tensors that count writes
-    version: int  # of the rows, when they were gathered
-
-    def copy(self, rows: Tensor) -> AliasedCopy:
-        """Return the copy as one that is held as long as autograd does. rows: any of its memory."""
-        offset, shape, strides = self.form_of_rows
-        rows = as_in_memory(rows).as_strided(shape, strides, offset).detach()
-        memory = self.memory.storage()
-        if memory is None:  # others may have it still
-            full = torch.empty_strided(self.shape, self.strides, dtype=rows.dtype, device=self.device)
-        else:
-            full = rows.new_empty(0, device=self.device).set_(memory, self.offset, self.shape, self.strides)
-        active = memory is not None
-        return AliasedCopy(rows, self.spec, self.strides, CopyMemory(full, rows, 1), active=active, saved=True)
-
-
-@dataclass(slots=True, eq=False)
-class _Split:
-    """A plain tensor of the script's, and rows that were copied from it, which autograd may save."""
-
-    rows: TensorWeakRef  # as `plain`: the tensor that counts writes
-    plain: TensorWeakRef
-    form_of_rows: tuple[int, torch.Size, Strides]
-    form: tuple[int, torch.Size, Strides]
-    spec: Spec
-    dtype: torch.dtype
-    versions: tuple[int, int]  # of both, when they were equal
-    kept: Tensor | None  # holds a gathered copy, into which later writes to its batch come
-
-
 class AliasedCopies:
     """The gathered copies of the batches of a view that the script may hold on some rank; nearly always none."""
 
@@ -328,8 +281,6 @@ class AliasedCopies:
         self.unnumbered: Counter[int] = Counter()
         # Memory of rows -> number of the copies of it that the script has got.
         self.numbers: Counter[int] = Counter()
-        self.gathered: deque[_Gathered] = deque(maxlen=_GATHERED_AT_MOST)  # the last ones
-        self._split: list[_Split] = []
 
     @property
     def is_active(self) -> bool:
@@ -362,24 +313,19 @@ class AliasedCopies:
         spec: Spec,
         strides: Strides,
         copied: CopyMemory,
-        out: Any,
         written_back: Callable[[], None] | None = None,
     ) -> None:
-        """Keep a copy of `rows`, if the result `out` that the script gets shares its memory.
+        """Keep a copy of `rows`, whose memory the script gets.
 
         strides: of the batch. written_back: called whenever writes to the copy have been copied into the rows.
         """
-        if isinstance(out, np.ndarray):  # writes to it are not counted, as those through `x.data`
-            self.add_saved(rows)
         known = self.held(rows)
         if known is not None:
             known.active |= known.copied is copied
-        elif any(
-            _has_memory_of(copied.full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))
-        ):
-            with without_modes():
-                self.copies.append(AliasedCopy(as_in_memory(rows), spec, strides, copied, written_back))
-            self.numbers[memory_of(rows)] += 1
+            return
+        with without_modes():
+            self.copies.append(AliasedCopy(as_in_memory(rows), spec, strides, copied, written_back))
+        self.numbers[memory_of(rows)] += 1
 
     def held(self, rows: Tensor) -> AliasedCopy | None:
         """Return the copy of the memory of these rows that the script may hold, if there is one."""
@@ -392,80 +338,6 @@ class AliasedCopies:
             if same and copy.full.shape == full.shape and copy.full.dtype == full.dtype and copy.spec == spec:
                 return None if copy.saved else copy.rows.detach()
         return None
-
-    def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, full: Tensor) -> None:
-        """Note a gathered copy that autograd may save."""
-        if full.requires_grad or (records_gradients() and not full.is_inference()):
-            form = int(rows.storage_offset()), rows.shape, rows.stride()
-            of_copy = full.shape, strides, int(full.storage_offset()), spec, full.device, full.requires_grad
-            bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(full))
-            number = self.version(rows)
-            self.gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, bases, number))
-
-    def note_equal(self, rows: Tensor, full: Tensor) -> None:
-        """Note that a write to rows is one to their copy, too, which has counted it."""
-        memory = (memory_of(rows), memory_of(full)) if self.gathered else None
-        for gathered in self.gathered:
-            if (gathered.rows_memory.number, gathered.memory.number) == memory:
-                gathered.version = self.version(rows)
-
-    def count_writes(self) -> None:
-        """Count a write to each gathered copy of rows that were written to since; called before a backward pass.
-
-        If autograd has saved the copy, torch raises the error that it raises on one device.
-        """
-        for gathered in [*self.gathered]:
-            rows, full = (base() for base in gathered.bases)
-            if rows is not None and full is not None and self.version(rows) != gathered.version:
-                increment_version(full)
-                self.gathered.remove(gathered)  # its values are older than the rows'
-
-    def note_split(self, rows: Tensor, spec: Spec, plain: Tensor) -> None:
-        """Note a plain tensor from which rows were copied; autograd may save the rows."""
-        self._split = [split for split in self._split if split.rows() is not None]
-        if not records_gradients() or any(of.is_inference() or of.is_conj() or of.is_neg() for of in (rows, plain)):
-            return
-        bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(plain))
-        kept = plain.detach() if any(same_memory(copy.full, plain) for copy in self.copies) else None
-        versions = version(rows), version(plain)
-        self._split.append(_Split(*bases, _form(rows), _form(plain), spec, rows.dtype, versions, kept))
-
-    def copy_split(self) -> None:
-        """Copy plain tensors into the rows that were copied from them before; called before a backward pass.
-
-        So that the pass reads what the script has written since; if torch has counted this, it raises its error.
-        """
-        live, self._split = self._split, []
-        for split in live:
-            rows, plain = split.rows(), split.plain()
-            if rows is None or plain is None or version(rows) != split.versions[0]:  # the rows may be newer
-                continue
-            target, source = (
-                torch.empty(0, dtype=split.dtype, device=of.device).set_(of.untyped_storage(), *form)
-                for of, form in ((rows, split.form_of_rows), (plain, split.form))
-            )
-            strides = target.stride()
-            without_repetitions(target, strides).copy_(without_repetitions(split.spec.local_rows(source), strides))
-            if version(plain) != split.versions[1]:
-                increment_version(rows)
-            split.versions = version(rows), version(plain)
-            self._split.append(split)
-
-    def add_saved(self, rows: Tensor) -> None:
-        """Keep copies of the memory of `rows` that autograd may have saved: a write through `x.data` reaches them.
-
-        Also those that this rank no longer holds; the ranks agree on that at the write.
-        """
-        memory = memory_of(rows)
-        for gathered in [gathered for gathered in self.gathered if gathered.rows_memory.number == memory]:
-            if not gathered.requires_grad:
-                continue
-            self.gathered.remove(gathered)
-            if gathered.version != self.version(rows):
-                continue  # its values are older than the rows'
-            # A tensor made in inference mode could not be written outside of it.
-            with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self.copies.append(gathered.copy(rows))
 
     def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
         """Return the existing copy of these rows, a part of it; None if there is none that holds it.
@@ -577,7 +449,7 @@ def _is_of_leaf(rows: Tensor) -> bool:
     return torch.is_grad_enabled() and base_of(rows).is_leaf and base_of(rows).requires_grad
 
 
-def _form(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
+def form_of(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
     """Return the place of a tensor's first element in its memory, its shape and its strides."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
@@ -585,7 +457,7 @@ def _form(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
 def _same_form(tensor: Tensor, other: Tensor) -> bool:
     """Return True if two tensors of one memory are the same."""
     bits = tensor.is_conj() == other.is_conj() and tensor.is_neg() == other.is_neg()
-    return bits and tensor.dtype == other.dtype and _form(tensor) == _form(other)
+    return bits and tensor.dtype == other.dtype and form_of(tensor) == form_of(other)
 
 
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
@@ -689,7 +561,12 @@ def _overlap(tensor: Tensor, other: Tensor) -> bool:
     return -there.nbytes() < before < here.nbytes()
 
 
-def _has_memory_of(full: Tensor, leaf: Any) -> bool:
+def has_memory_of(full: Tensor, out: Any) -> bool:
+    """Return True if a result that the script gets shares the memory of a copy."""
+    return any(_is_of_memory(full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out)))
+
+
+def _is_of_memory(full: Tensor, leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, full)
     if isinstance(leaf, np.ndarray):

@@ -24,6 +24,7 @@ from duoka.view.aliased import AliasedCopies
 from duoka.view.generators import RankStream
 from duoka.view.originals import register_hook, unnumbered
 from duoka.view.recent import KEPT, Recent
+from duoka.view.saved_copies import SavedCopies
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
 from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCollectives
 from duoka.view.shares.partition import Partition
@@ -89,6 +90,7 @@ class View:
         self.batch_norm = "whole"  # or "local": of the statistics of each share
         self.rank_stream: RankStream | None = None  # of this rank's draws with `--randomness worker`
         self.aliased = AliasedCopies()  # gathered copies that the script holds references to
+        self.saved = SavedCopies(self.aliased)
         self.row_independent = RowIndependent()  # functions that the user says compute each row by itself
         self.metas = Recent(KEPT)  # (spec, shape, type, strides) -> the Meta of such a batch
         self.programs = Recent(KEPT)  # key of a call -> the program recorded from its rule (dispatch/replay.py)

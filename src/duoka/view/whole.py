@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from duoka.view.aliased import (
     CopyMemory,
     as_in_memory,
     blocks_of_memory,
+    has_memory_of,
     history,
     holders,
     physical,
@@ -230,7 +232,7 @@ class GatheredArgument:
             set_version(share._rows, self._versions_of_rows[index] + version(self.full) - self._version)
         if held is not None:
             held.mark_equal()
-        aliased.note_equal(share._rows, self.full)
+        share._spec.view.saved.note_equal(share._rows, self.full)
 
     def keep_what_was_written(self) -> None:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
@@ -474,12 +476,16 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
 
 def add_alias(batch: BatchTensor, full: Tensor, memory: CopyMemory, out: Any) -> None:
     """Keep track of the copy `full` of a batch, if the result `out` that the script gets shares its memory."""
+    if not has_memory_of(memory.full, out):
+        return
     memory.keep(full, batch._shares[0]._rows)
     cached = batch._cached if batch._cached is not None and batch._cached.full is full else None
     for share in batch._shares:
         meta, aliased = share._meta, share._meta.spec.view.aliased
+        if isinstance(out, np.ndarray):  # writes to it are not counted, as those through `x.data`
+            share._spec.view.saved.add(share._rows)
         # No weak reference to the batch itself: a tensor that has one cannot change its shape in place.
         written_back = partial(_mark_equal, ref(cached), aliased) if cached is not None else None
-        aliased.add(share._rows, meta.spec, meta.strides, memory, out, written_back)
+        aliased.add(share._rows, meta.spec, meta.strides, memory, written_back)
     if cached is not None:
         cache_copy(batch, full)

@@ -102,7 +102,7 @@ class _Given:
     def note(self) -> None:
         """Note that autograd may have saved the batch: what the script writes to the plain tensor is to reach it."""
         for share in self.batch._shares:
-            share._spec.view.aliased.note_split(share._rows, share._spec, self.leaf)
+            share._spec.view.saved.note_split(share._rows, share._spec, self.leaf)
 
 
 def _references(given: Any) -> int:

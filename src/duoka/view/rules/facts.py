@@ -124,9 +124,9 @@ def base(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return `x.data`, which shares memory, without autograd."""
-    aliased = args[0]._spec.view.aliased
-    aliased.has_uncounted_writes = True
-    aliased.add_saved(args[0]._local)
+    view = args[0]._spec.view
+    view.aliased.has_uncounted_writes = True
+    view.saved.add(args[0]._local)
     return BatchTensor(args[0]._local.data, args[0]._spec, args[0]._meta.strides)
 
 

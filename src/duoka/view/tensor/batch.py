@@ -286,7 +286,7 @@ _OWN = {*BatchTensor.__annotations__, *MultiShareBatch.__annotations__}
 def note_gathered(batch: BatchTensor, full: Tensor) -> None:
     """Note a gathered copy of a batch, which autograd may save."""
     for share in batch._shares:
-        share._spec.view.aliased.note_gathered(share._rows, share._spec, batch._meta.strides, full)
+        share._spec.view.saved.note_gathered(share._rows, share._spec, batch._meta.strides, full)
 
 
 def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -> Tensor:
@@ -334,7 +334,7 @@ def set_rows(set_on: Callable[[Tensor], Tensor], full: Tensor, spec: Spec) -> St
     rows = set_on(laid_out(spec.local_rows(full.detach()).clone(), spec.local_strides(strides)))
     if not spec.view.of_parameters:
         holders = int(full.untyped_storage().resizable())  # else something else holds the memory, such as an array
-        aliased.add(rows, spec, strides, CopyMemory(full.detach(), rows, holders), full)
+        aliased.add(rows, spec, strides, CopyMemory(full.detach(), rows, holders))
     return strides
 
 
