@@ -1558,4 +1558,10 @@ SHARDED = {
     "a row after a write that fails": on(
         "(6, 4)", "x[0] = 1.0", "x.index_fill_(1, torch.tensor([0, 1, 9]), 2)", "print(x[1], x[0])"
     ),
+    "bases and versions of views and copies": on(
+        "(7, 4)",
+        "print([y._base is None for y in (x, x[None], x.t(), x.clone(), torch.unbind(x[None])[0])])",
+        "y = x.transpose(0, 1); v = y.contiguous(); print(v._version, x.T.ravel()._version, x.flip(0)._version)",
+        "v.add_(1); print(v._version, v[0]._version, y.transpose(0, 1).contiguous() is x)",
+    ),
 }

@@ -118,8 +118,8 @@ def retain_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
 
 
 def base(func: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Return None as the `_base` of a batch that is not a view, and NotImplemented for a view."""
-    return NotImplemented if func(args[0]._local) is not None else None
+    """Return the `_base` of a batch: None if it is no view, else a gathered copy of the view itself."""
+    return compute_whole(Tensor.view_as, args * 2, {}) if func(args[0]._local) is not None else None
 
 
 def data(func: Function, args: Args, kwargs: Kwargs) -> Any:

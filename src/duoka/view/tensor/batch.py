@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from duoka.errors import DuokaError, Refused
-from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
+from duoka.private.torch import make_wrapper, set_version, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.aliased import CopyMemory
 from duoka.view.shares.differentiable import StraightThrough
@@ -312,6 +312,7 @@ def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -
         if size:
             copy.set_(tensor.new_empty(size).untyped_storage(), offset, tensor.shape, strides)
         tensor = copy.copy_(tensor)
+        set_version(copy, 0)
     return tensor.expand(every.shape)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, tree_leaves, tree_map_only
+from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
 from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, same_layout, without_repetitions
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
 from duoka.view.tensor.spec import Spec, zeros
@@ -214,7 +214,9 @@ def _channels_last(rows: Tensor, spec: Spec, result: Result) -> Strides:
 def _copied(rows: Tensor, strides: Strides) -> Tensor:
     """Return a copy with these strides."""
     copy = torch.empty_strided(rows.shape, strides, dtype=rows.dtype, device=rows.device)
-    return copy.copy_(rows)
+    copy.copy_(rows)
+    set_version(copy, 0)
+    return copy
 
 
 def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
