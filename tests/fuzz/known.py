@@ -1564,4 +1564,10 @@ SHARDED = {
         "y = x.transpose(0, 1); v = y.contiguous(); print(v._version, x.T.ravel()._version, x.flip(0)._version)",
         "v.add_(1); print(v._version, v[0]._version, y.transpose(0, 1).contiguous() is x)",
     ),
+    "a view written after a row of another": on(
+        "(2, 3, 3)",
+        "y = x * w; v = y[:, :1]; u = v.flatten(1); row = v[0, 0]; v[0] += row.sum(); u.clamp_(max=3)",
+        "print(torch.autograd.grad((v * v.detach().cos()).sum(), w))",
+        header=("w = torch.arange(1., 4.).requires_grad_()",),
+    ),
 }

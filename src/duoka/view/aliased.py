@@ -102,8 +102,7 @@ class CopyMemory:
             if of is not None and of() is base and tensor.dtype == full.dtype:
                 target = physical(tensor)
                 part = memory.as_strided(target.shape, target.stride(), int(target.storage_offset()) - start)
-                with uncounted(tensor):
-                    without_repetitions(target, target.stride()).copy_(without_repetitions(part, target.stride()))
+                without_repetitions(target, target.stride()).copy_(without_repetitions(part, target.stride()))
 
     def _forget_unused(self) -> None:
         """Forget the tensors that nothing else refers to, of which a loop over rows makes many."""

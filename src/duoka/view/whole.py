@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import memory_of, negative_of, set_version, tree_leaves, tree_map_only
+from duoka.private.torch import base_of, memory_of, negative_of, set_version, tree_leaves, tree_map_only, uncounted
 from duoka.system.user_code import user_line
 from duoka.view.aliased import (
     AliasedCopies,
@@ -226,10 +226,13 @@ class GatheredArgument:
         held = aliased.held(share._rows)
         held = held if held is not None and held.copied is self.memory else None
         if held is not None:
-            held.write_values()  # the operation may have written to another view of the memory, too
+            with uncounted(share._rows):
+                held.write_values()  # the operation may have written to another view of the memory, too
         self._write(share, share._rows)
-        if not self.is_unwritten():  # else torch has not counted it
-            set_version(share._rows, self._versions_of_rows[index] + version(self.full) - self._version)
+        number = self._versions_of_rows[index] + version(self.full) - self._version
+        # By a smaller number torch could take the history that a view had before for that of the write.
+        if not self.is_unwritten() and (number > version(share._rows) or not base_of(share._rows).requires_grad):
+            set_version(share._rows, number)
         if held is not None:
             held.mark_equal()
         share._spec.view.saved.note_equal(share._rows, self.full)
