@@ -1539,7 +1539,12 @@ SHARDED = {
         header=("u = torch.arange(2., 5.).requires_grad_()",),
     ),
     "a write to a leaf beside a row": on(
-        "(6, 4)", "y = x.clone().requires_grad_(); row = y[1:2]", "y[0] = 5", "y[-1] -= 4", "print(y)"
+        "(6, 4)",
+        "y = x.clone().requires_grad_(); row = y[1:2]",
+        "y[0] = 5",
+        "y.view_as(y).copy_(y[:2, 0])",
+        "y[-1] -= 4",
+        "print(y)",
     ),
     "a step of a chunk after a write": on(
         "(6, 4)",

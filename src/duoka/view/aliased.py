@@ -419,7 +419,7 @@ class AliasedCopies:
         """
         for copy in self.copies if type(put_back) is Tensor else ():
             if same_memory(put_back, copy.full) and copy.copied.is_recorded():
-                if any(_is_of_leaf(rows) for rows in arguments):  # torch refuses the write before
+                if any(is_of_leaf(rows) for rows in arguments):  # torch refuses the write before
                     copy.spec.view.shares.synchronize(_gather_again, (copy, None))
                 copy.mark_equal()
         for rows in arguments:
@@ -443,7 +443,7 @@ class AliasedCopies:
                 copy.spec.view.shares.synchronize(_gather_again, (copy, next(bases, None)))
 
 
-def _is_of_leaf(rows: Tensor) -> bool:
+def is_of_leaf(rows: Tensor) -> bool:
     """Return True if torch refuses a write to a tensor, as it is or views a leaf that requires a gradient."""
     return torch.is_grad_enabled() and base_of(rows).is_leaf and base_of(rows).requires_grad
 

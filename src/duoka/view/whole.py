@@ -31,6 +31,7 @@ from duoka.view.aliased import (
     has_memory_of,
     history,
     holders,
+    is_of_leaf,
     physical,
     same_memory,
     version,
@@ -174,7 +175,7 @@ class GatheredArgument:
             if full is None or (rows.requires_grad and records_gradients()):
                 # torch refuses a write to a leaf before it writes: here when the rows are written, so it must
                 # not reach what the script holds.
-                known = _gather(batch, parts, None if writes and rows.is_leaf else full)
+                known = _gather(batch, parts, None if writes and is_of_leaf(rows) else full)
                 if full is None:
                     set_version(known, version(rows))
                 note_gathered(batch, known)
@@ -241,7 +242,7 @@ class GatheredArgument:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
         for share in self.batch._shares:
             # To a leaf that requires a gradient only Functions write: torch refuses that before.
-            is_refused = share._rows.is_leaf and share._rows.requires_grad and torch.is_grad_enabled()
+            is_refused = is_of_leaf(share._rows)
             if not is_refused or not self.is_unwritten():
                 with torch.no_grad():
                     self._write(share, share._local.data)
