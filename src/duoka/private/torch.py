@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import cache, partial
 from types import CodeType, SimpleNamespace
 from typing import Any
-from weakref import ReferenceType
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -312,13 +312,29 @@ def count_hooks(tensor: Tensor) -> int:
 
 def is_dropped(tensor: ReferenceType[Tensor]) -> bool:
     """Return True if nothing but torch's C++ code, as a graph, refers to a tensor any more. Public: none."""
+    return _references(tensor) <= _OF_A_GRAPH
+
+
+def _references(tensor: ReferenceType[Tensor]) -> int:
     known = tensor()
-    return known is None or sys.getrefcount(known) <= 3  # this name, the argument, and torch's
+    return 0 if known is None else sys.getrefcount(known)
+
+
+def _references_of_a_graph() -> int:
+    leaf = torch.ones(1, requires_grad=True)
+    reference, graph = ref(leaf), leaf.view_as(leaf).grad_fn
+    del leaf
+    count = _references(reference)
+    del graph
+    return count
+
+
+_OF_A_GRAPH = _references_of_a_graph()  # Python's versions count apart
 
 
 def has_hooks(leaf: Tensor, others: int) -> bool:
     """Return whether a leaf has hooks, but for a number of others before accumulation. Public: none."""
-    return len(leaf._backward_hooks or ()) > others or bool(leaf._post_accumulate_grad_hooks)
+    return count_hooks(leaf) > others or bool(leaf._post_accumulate_grad_hooks)
 
 
 def run_first(node: Any) -> None:

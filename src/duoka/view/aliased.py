@@ -41,11 +41,20 @@ from duoka.private.torch import (
     version_of,
 )
 from duoka.system.user_code import user_line
-from duoka.view.shares.strides import Strides, contiguous_strides, covers, global_distance, without_repetitions
+from duoka.view.shares.strides import Strides, contiguous_strides, covers, global_distance, overwrite
 from duoka.view.transforms import records_gradients, without_modes
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A tensor of a copy's memory that duoka refers to."""
+
+    tensor: Tensor
+    base: TensorWeakRef | None  # of the rows of which it is a copy
+    history: Any  # when it was last equal to them
 
 
 class CopyMemory:
@@ -58,24 +67,23 @@ class CopyMemory:
     full: Tensor  # all that has been gathered, without autograd, and as it is in memory
 
     def __init__(self, argument: Tensor, rows: Tensor, holders: int) -> None:
-        self.full, self.number = as_in_memory(argument), memory_of(argument)
-        self._tensors = [argument, self.full]  # of this memory that duoka refers to
+        self.full, self.memory = as_in_memory(argument), memory_of(argument)
         base = TensorWeakRef(base_of(rows))
-        self._bases: list[TensorWeakRef | None] = [base, None]  # of the rows of which each is a copy
+        self._known = [_Known(argument, base, history(argument)), _Known(self.full, None, None)]
         self._others = holders - 1  # references to it that are not the script's: the base of a view
-        self.mark_equal()
 
     def mark_equal(self) -> None:
         """Note that the rows have all writes to this memory."""
-        self._histories = [history(tensor) for tensor in self._tensors]
+        for known in self._known:
+            known.history = history(known.tensor)
 
     def is_recorded(self) -> bool:
         """Return True if autograd has recorded a write to this memory since it was equal to the rows."""
-        return any(history(tensor) is not known for tensor, known in zip(self._tensors, self._histories, strict=True))
+        return any(history(known.tensor) is not known.history for known in self._known)
 
     def is_held(self) -> bool:
         """Return True if the script still holds a reference to this memory."""
-        return holders(self.full) > self._others + len(self._tensors)
+        return holders(self.full) > self._others + len(self._known)
 
     def keep(self, tensor: Tensor, rows: Tensor) -> Tensor:
         """Return a copy of `rows`, of which a reference does not mean that the script holds the memory.
@@ -83,43 +91,43 @@ class CopyMemory:
         It is the one that is known, if one of the same form is, and if neither has gradients.
         """
         base = base_of(rows)
-        for known, of in zip(self._tensors, self._bases, strict=True):
-            same = of is not None and of() is base and not (tensor.requires_grad or known.requires_grad)
-            if known is tensor or (same and _same_form(known, tensor)):
-                return known
-        self._tensors.append(tensor)
-        self._bases.append(TensorWeakRef(base))
-        self._histories.append(history(tensor))
+        for known in self._known:
+            of_base = known.base is not None and known.base() is base
+            same = of_base and not (tensor.requires_grad or known.tensor.requires_grad)
+            if known.tensor is tensor or (same and _same_form(known.tensor, tensor)):
+                return known.tensor
+        self._known.append(_Known(tensor, TensorWeakRef(base), history(tensor)))
         return tensor
 
     def record_write(self, base: Tensor, full: Tensor) -> None:
         """Record that `full`, with a graph, has replaced the values of all tensors that were taken of a base."""
         self._forget_unused()
-        strides, start = self.full.stride(), int(self.full.storage_offset())
-        memory = torch.empty_strided(full.shape, strides, dtype=full.dtype, device=full.device)
-        without_repetitions(memory, strides).copy_(without_repetitions(full, strides))
-        for tensor, of in zip(self._tensors, self._bases, strict=True):
-            if of is not None and of() is base and tensor.dtype == full.dtype:
-                target = physical(tensor)
-                part = memory.as_strided(target.shape, target.stride(), int(target.storage_offset()) - start)
-                without_repetitions(target, target.stride()).copy_(without_repetitions(part, target.stride()))
+        memory = torch.empty_strided(full.shape, self.full.stride(), dtype=full.dtype, device=full.device)
+        overwrite(memory, full)
+        for known in self._known:
+            if known.base is not None and known.base() is base and known.tensor.dtype == full.dtype:
+                target = physical(known.tensor)
+                offset = int(target.storage_offset()) - int(self.full.storage_offset())
+                overwrite(target, memory.as_strided(target.shape, target.stride(), offset))
 
     def _forget_unused(self) -> None:
         """Forget the tensors that nothing else refers to, of which a loop over rows makes many."""
-        known = [*zip(map(TensorWeakRef, self._tensors), self._bases, self._histories, strict=True)]
-        views = [tensor for tensor in self._tensors if tensor._base is not None or tensor is self.full]
-        self._tensors.clear()
-        left = [(tensor, of, past) for reference, of, past in known if (tensor := reference()) is not None]
-        self._tensors = [tensor for tensor, _, _ in left]
-        self._bases, self._histories = [of for _, of, _ in left], [past for _, _, past in left]
-        views.clear()  # its base may be among `_others`
+        # The base of a view is among `_others`.
+        loose = [known for known in self._known if base_of(known.tensor) is known.tensor is not self.full]
+        references = [TensorWeakRef(known.tensor) for known in loose]
+        for known in loose:
+            del known.tensor
+        for known, reference in zip(loose, references, strict=True):
+            tensor = reference()
+            if tensor is None:
+                self._known.remove(known)
+            else:
+                known.tensor = tensor
 
     def extend(self, shape: Sequence[int], offset: int) -> Tensor:
         """Make `full` a contiguous tensor of this shape, whose first element is at `offset` in this memory."""
         self.full = self.full.as_strided(shape, contiguous_strides(shape), offset).detach()
-        self._tensors.append(self.full)
-        self._bases.append(None)
-        self._histories.append(None)
+        self._known.append(_Known(self.full, None, None))
         return self.full
 
 
@@ -158,9 +166,7 @@ class AliasedCopy:
 
     def offset(self) -> int:
         """Return the bytes from the start of the batch's memory to the first element of the copy."""
-        partition, sample = self.spec.partition, self.strides[self.spec.dim] * self.spec.inner
-        elements = global_distance(int(self.rows.storage_offset()), sample, partition.n, partition.rows)
-        return elements * self.rows.itemsize
+        return offset_in_batch(self.rows, self.spec, self.strides) * self.rows.itemsize
 
     def part_of_copy(self, rows: Tensor, spec: Spec, strides: Strides) -> Tensor | None:
         """Return the part of `full` that is the copy of `rows`, of the same memory; None if it does not hold them.
@@ -235,8 +241,7 @@ class AliasedCopy:
             source, target = other.full, self.part_of_copy(other.rows, other.spec, other.strides)
         if target is not None:
             with torch.no_grad(), uncounted(self.full):
-                strides = target.stride()
-                without_repetitions(target, strides).copy_(without_repetitions(source.detach(), strides))
+                overwrite(target, source.detach())
             self.mark_equal()
 
     def extended(self) -> tuple[Spec, Tensor, int] | None:
@@ -244,15 +249,13 @@ class AliasedCopy:
 
         None if a sample's elements are not side by side in it, or if the copy's memory has no room for it.
         """
-        blocks = blocks_of_memory(self.rows, self.spec, self.strides)
-        if blocks is None:
+        memory = whole_memory(self.rows, self.spec, self.strides)
+        if memory is None:
             return None
-        spec, sample = blocks
+        spec, rows = memory
         start = int(self.full.storage_offset()) - self.offset() // self.rows.itemsize
         room = self.full.untyped_storage().nbytes() // self.full.itemsize
-        if start < 0 or start + spec.size * sample > room:
-            return None
-        return spec, self.rows.as_strided((spec.local_size, sample), (sample, 1), 0).detach(), start
+        return None if start < 0 or start + spec.size * rows.shape[1] > room else (spec, rows, start)
 
     def recorded_rows(self, base: Tensor | None) -> Tensor:
         """Return the rows, with the history that a write to their base has if autograd records it."""
@@ -262,8 +265,7 @@ class AliasedCopy:
         return base.as_strided(self.rows.shape, self.rows.stride(), self.rows.storage_offset())
 
     def _write(self, rows: Tensor) -> None:
-        strides = rows.stride()
-        without_repetitions(rows, strides).copy_(without_repetitions(self._rows_of_copy(), strides))
+        overwrite(rows, self._rows_of_copy())
 
     def _rows_of_copy(self) -> Tensor:
         return self.spec.local_rows(self.full.detach())
@@ -399,9 +401,10 @@ class AliasedCopies:
             Refused: duoka does not know where the rest of the memory is.
         """
         copy = self.held(rows)
-        if copy is not None:
-            self.forget_unheld([copy])
-        if copy is not None and copy in self.copies:
+        if copy is None:
+            return
+        self.forget_unheld([copy])
+        if copy in self.copies:
             copy.spec.view.shares.synchronize(_extend, copy)
 
     def forget_unheld(self, copies: list[AliasedCopy]) -> None:
@@ -494,8 +497,7 @@ def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
     counted = first.rows_version() != first.versions[0]  # else the script has written through `x.data`
     full = first.spec.gather_shares([(copy.spec, copy.recorded_rows(of)) for copy, of in parts])
     with torch.no_grad(), nullcontext() if counted else uncounted(first.full):
-        strides = first.rows.stride()
-        without_repetitions(first.full, strides).copy_(without_repetitions(full, strides))
+        overwrite(first.full, full)
     if counted:
         set_version(first.full, max(version(first.full), version(first.rows)))
     if base is not None and full.requires_grad:
@@ -515,6 +517,27 @@ def blocks_of_memory(rows: Tensor, spec: Spec, strides: Strides) -> tuple[Spec, 
     if not block or size % block or spec.view.of_parameters:
         return None
     return replace(spec, dim=0, outer=size // block, inner=1), sample
+
+
+def whole_memory(rows: Tensor, spec: Spec, strides: Strides) -> tuple[Spec, Tensor] | None:
+    """Return all of the memory of a rank's rows: the placement of its samples, and these, shape (samples, elements).
+
+    None as of `blocks_of_memory`.
+    """
+    blocks = blocks_of_memory(rows, spec, strides)
+    if blocks is None:
+        return None
+    spec, sample = blocks
+    return spec, as_in_memory(rows).as_strided((spec.local_size, sample), (sample, 1), 0).detach()
+
+
+def offset_in_batch(rows: Tensor, spec: Spec, strides: Strides) -> int:
+    """Return the place of a batch's first element in one device's memory, of which a rank's rows are.
+
+    strides: of the batch.
+    """
+    sample, partition = strides[spec.dim] * spec.inner, spec.partition
+    return global_distance(int(rows.storage_offset()), sample, partition.n, partition.rows)
 
 
 def physical(tensor: Tensor) -> Tensor:

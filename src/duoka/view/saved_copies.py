@@ -27,7 +27,7 @@ from duoka.view.aliased import (
     same_memory,
     version,
 )
-from duoka.view.shares.strides import Strides, without_repetitions
+from duoka.view.shares.strides import Strides, overwrite
 from duoka.view.transforms import records_gradients, without_modes
 
 if TYPE_CHECKING:
@@ -93,10 +93,9 @@ class SavedCopies:
     def note_gathered(self, rows: Tensor, spec: Spec, strides: Strides, full: Tensor) -> None:
         """Note a gathered copy that autograd may save."""
         if full.requires_grad or (records_gradients() and not full.is_inference()):
-            form = int(rows.storage_offset()), rows.shape, rows.stride()
             of_copy = full.shape, strides, int(full.storage_offset()), spec, full.device, full.requires_grad
             bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(full))
-            number = self._aliased.version(rows)
+            form, number = form_of(rows), self._aliased.version(rows)
             self._gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, bases, number))
 
     def note_equal(self, rows: Tensor, full: Tensor) -> None:
@@ -141,8 +140,7 @@ class SavedCopies:
                 torch.empty(0, dtype=split.dtype, device=of.device).set_(of.untyped_storage(), *form)
                 for of, form in ((rows, split.form_of_rows), (plain, split.form))
             )
-            strides = target.stride()
-            without_repetitions(target, strides).copy_(without_repetitions(split.spec.local_rows(source), strides))
+            overwrite(target, split.spec.local_rows(source))
             if version(plain) != split.versions[1]:
                 increment_version(rows)
             split.versions = version(rows), version(plain)

@@ -32,12 +32,13 @@ from duoka.view.aliased import (
     history,
     holders,
     is_of_leaf,
+    offset_in_batch,
     physical,
     same_memory,
     version,
 )
 from duoka.view.shares.differentiable import StraightThrough
-from duoka.view.shares.strides import global_distance, without_repetitions
+from duoka.view.shares.strides import overwrite
 from duoka.view.tensor.batch import (
     Args,
     BatchTensor,
@@ -242,15 +243,13 @@ class GatheredArgument:
         """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
         for share in self.batch._shares:
             # To a leaf that requires a gradient only Functions write: torch refuses that before.
-            is_refused = is_of_leaf(share._rows)
-            if not is_refused or not self.is_unwritten():
+            if not (is_of_leaf(share._rows) and self.is_unwritten()):
                 with torch.no_grad():
                     self._write(share, share._local.data)
                 share._spec.view.aliased.numbers[memory_of(share._rows)] += 1  # cached copies are out of date
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
-        of_copy = share._spec.local_rows(self.full)
-        without_repetitions(rows, rows.stride()).copy_(without_repetitions(of_copy, rows.stride()))
+        overwrite(rows, share._spec.local_rows(self.full))
 
 
 def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor | None) -> Tensor:
@@ -284,15 +283,12 @@ def _place_in_memory(batch: BatchTensor) -> tuple[int, int]:
 
     Return zeros if the memory is no sequence of whole samples.
     """
-    rows, spec = batch._shares[0]._rows, batch._spec
-    blocks = blocks_of_memory(rows, spec, batch._meta.strides)
-    if blocks is None:
-        return 0, 0
-    offset = global_distance(int(rows.storage_offset()), blocks[1], spec.partition.n, spec.partition.rows)
-    return offset, blocks[0].size * blocks[1]
+    rows, spec, strides = batch._shares[0]._rows, batch._spec, batch._meta.strides
+    blocks = blocks_of_memory(rows, spec, strides)
+    return (0, 0) if blocks is None else (offset_in_batch(rows, spec, strides), blocks[0].size * blocks[1])
 
 
-def _memory_of(known: Tensor, rows: Tensor, aliased: AliasedCopies, others: Sequence[AliasedCopy] = ()) -> CopyMemory:
+def _memory_of(known: Tensor, rows: Tensor, aliased: AliasedCopies, others: Sequence[AliasedCopy]) -> CopyMemory:
     """Return what is known of the memory of a copy; of a new one, the references to it that there are now."""
     held = aliased.held(rows)
     for copy in [*([held] if held is not None else []), *others]:
@@ -381,7 +377,7 @@ class CachedCopy:
         memory = memory_of(rows)
         if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
             return None
-        if any(copy.copied.number != self.memory for copy in aliased.of_memory(rows)):
+        if any(copy.copied.memory != self.memory for copy in aliased.of_memory(rows)):
             return None
         return self.full if self.full.requires_grad == (rows.requires_grad and records_gradients()) else None
 
@@ -464,7 +460,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
         return False
     here = aliased.of_memory(rows)
     alias = here[0] if here else None
-    if len(here) > 1 or (alias is not None and alias.copied.number != cached.memory):
+    if len(here) > 1 or (alias is not None and alias.copied.memory != cached.memory):
         return False
     if alias is not None and not (rows.requires_grad or cached.full.requires_grad):
         if alias.versions[0] != aliased.version(rows):  # the copy may have been written to since

@@ -27,7 +27,7 @@ from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_ope
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.generators import keep_states
 from duoka.view.rules.draws import DrawCache
-from duoka.view.rules.facts import whole_memory
+from duoka.view.rules.facts import memory_of_batch
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.shares.local import Outdated
 from duoka.view.shares.strides import is_dense
@@ -278,7 +278,7 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     multiplies = view.of_parameters and call.traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or call.kwargs.get("out") is not None:
         return _compute_whole(call)
-    if _writes_beside(call) and _shares_memory(call) and (memory := whole_memory(call.batches[0])) is not None:
+    if _writes_beside(call) and _shares_memory(call) and (memory := memory_of_batch(call.batches[0])) is not None:
         return _compute_in(memory, call)
     # One row of the batch is on one rank: the rule could only return NotImplemented.
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from duoka.view.rules.indexing import spelled_out, width_of
 from duoka.view.rules.lookup import argument, dtype_of, functions, shape_of
-from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, parts_of
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, rows_by_share
 
 _INDEXING = """
 embedding embedding_bag gather take_along_dim index_select take cross_entropy nll_loss multi_margin_loss
@@ -130,7 +130,7 @@ def check_values(func: Any, args: Args, kwargs: Kwargs) -> bool:
     """
     if func in _DIVIDED_IN_PLACE:
         divisor = _divisor(func, args, kwargs)
-        if divisor is not None and not all(part.all() for part in parts_of(divisor)):
+        if divisor is not None and not all(part.all() for part in rows_by_share(divisor)):
             raise IndexError
         return True
     if any(_is_outside(index, values) for index, values in _indices(func, args, kwargs)):
@@ -154,5 +154,5 @@ def _indices(func: Any, args: Args, kwargs: Kwargs) -> Iterator[tuple[Tensor, ra
 
 
 def _is_outside(index: Tensor, values: range) -> bool:
-    ends = [end.item() for part in parts_of(index) if part.numel() for end in part.aminmax()]
+    ends = [end.item() for part in rows_by_share(index) if part.numel() for end in part.aminmax()]
     return not all(end in values for end in ends)

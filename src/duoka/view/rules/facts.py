@@ -13,10 +13,9 @@ from duoka.hardware.vendors import TYPES
 from duoka.private.torch import AsPlainTensors, memory_of
 from duoka.system.user_code import user_line
 from duoka.view import originals
-from duoka.view.aliased import blocks_of_memory, physical, same_memory
+from duoka.view.aliased import offset_in_batch, same_memory, whole_memory
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
-from duoka.view.shares.strides import global_distance
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, set_rows
 from duoka.view.tensor.spec import Meta
 from duoka.view.whole import compute_whole
@@ -68,10 +67,9 @@ def layout(func: Function, args: Args, kwargs: Kwargs) -> Any:
 def storage_offset(func: Function, args: Args, kwargs: Kwargs) -> int:
     """Return the place of the first element in the memory of the global batch."""
     rows, meta, spec = args[0]._local, args[0]._meta, args[0]._spec
-    sample, offset = meta.strides[spec.dim] * spec.inner, int(func(rows))
-    if not meta.shape.numel() and max(meta.strides) <= sample:  # it may begin behind the last element of a sample
-        return offset
-    return global_distance(offset, sample, spec.partition.n, spec.partition.rows)
+    if not meta.shape.numel() and max(meta.strides) <= meta.strides[spec.dim] * spec.inner:
+        return int(func(rows))  # it may begin behind the last element of a sample
+    return offset_in_batch(rows, spec, meta.strides)
 
 
 def address(func: Function, args: Args, kwargs: Kwargs) -> int:
@@ -169,19 +167,16 @@ def storage(func: Function, args: Args, kwargs: Kwargs) -> Any:
     batch, spec = args[0], args[0]._spec
     if spec.view.of_parameters:
         return func(batch._local.detach())
-    memory = whole_memory(batch)
+    memory = memory_of_batch(batch)
     if memory is None and batch._local.untyped_storage().nbytes() != batch._local.numel() * batch.itemsize:
         raise Refused(f"{user_line()}: duoka does not know in which order this view's memory has the rows of a batch")
     return compute_whole(func, (batch if memory is None else memory,), kwargs)
 
 
-def whole_memory(batch: BatchTensor) -> BatchTensor | None:
+def memory_of_batch(batch: BatchTensor) -> BatchTensor | None:
     """Return all the memory of which a batch is a view, as a batch; None if that is no sequence of whole samples."""
-    rows = physical(batch._local.detach())
-    blocks = blocks_of_memory(rows, batch._spec, batch._meta.strides)
-    if blocks is None:
-        return None
-    return BatchTensor(rows.as_strided((blocks[0].local_size, blocks[1]), (blocks[1], 1), 0), blocks[0])
+    memory = whole_memory(batch._local, batch._spec, batch._meta.strides)
+    return None if memory is None else BatchTensor(memory[1], memory[0])
 
 
 def is_same_size(func: Function, args: Args, kwargs: Kwargs) -> Any:

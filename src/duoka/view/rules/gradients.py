@@ -32,7 +32,7 @@ from duoka.view.tensor.batch import (
     gather_all,
     join,
     laid_out,
-    parts_of,
+    rows_by_share,
     set_rows,
 )
 from duoka.view.tensor.spec import Meta
@@ -169,10 +169,13 @@ def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(tensor, BatchTensor) and weight is None and tensor.requires_grad:  # else torch raises its error
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if how.get("inputs") is not None:
-        how["inputs"] = [after_hooks(part) for of in _listed(how["inputs"]) for part in parts_of(of)]
-    torch.autograd.backward(
-        [part for of in tensors for part in parts_of(of)], _weights_of_rows(weights, tensors), **how
-    )
+        how["inputs"] = [*map(after_hooks, _rows_of_each(_listed(how["inputs"])))]
+    torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), **how)
+
+
+def _rows_of_each(tensors: list[Tensor]) -> list[Tensor]:
+    """Replace batches by the rows of the local shares."""
+    return [part for tensor in tensors for part in rows_by_share(tensor)]
 
 
 def after_hooks(rows: Tensor) -> Tensor:
@@ -220,9 +223,7 @@ def grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     weights = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     weighing = _weights_of_rows(weights, outputs)
-    return whole_gradients(
-        [part for of in outputs for part in parts_of(of)], inputs, view, grad_outputs=weighing, **how
-    )
+    return whole_gradients(_rows_of_each(outputs), inputs, view, grad_outputs=weighing, **how)
 
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
@@ -269,7 +270,7 @@ def uses(of: Tensor) -> list[Tensor]:
     """
     of = getattr(of, "duoka_parameter", of)
     if isinstance(of, BatchTensor):
-        return [*map(after_hooks, parts_of(of))]
+        return [*map(after_hooks, rows_by_share(of))]
     return [of]
 
 

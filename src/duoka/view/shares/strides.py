@@ -87,6 +87,12 @@ def without_repetitions(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return tensor
 
 
+def overwrite(target: Tensor, source: Tensor) -> None:
+    """Copy the values of a tensor into another of its shape; into elements that are repeated there once."""
+    strides = target.stride()
+    without_repetitions(target, strides).copy_(without_repetitions(source, strides))
+
+
 def covers(
     shape: Sequence[int], strides: Sequence[int], part: Sequence[int], part_strides: Sequence[int], offset: int
 ) -> bool:

@@ -344,7 +344,7 @@ def of_share(value: Any, index: int) -> Any:
     return tree_map_only(MultiShareBatch, lambda batch: batch._by_share[index], value)
 
 
-def parts_of(tensor: Tensor) -> list[Tensor]:
+def rows_by_share(tensor: Tensor) -> list[Tensor]:
     """Return the rows of a batch in each local share; of another tensor itself."""
     return [share._local for share in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor]
 

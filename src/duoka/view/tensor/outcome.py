@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
-from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, same_layout, without_repetitions
+from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite, same_layout
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
 from duoka.view.tensor.spec import Spec, zeros
 from duoka.view.transforms import without_modes
@@ -124,7 +124,7 @@ def _whole_like(leaf: Tensor, device: str = "meta", contiguous: bool = False) ->
         return full.contiguous() if contiguous and not has_channels_last else full
     like = zeros(leaf.shape, leaf.stride(), leaf.dtype, device)
     if device != "meta":
-        without_repetitions(like, like.stride()).copy_(without_repetitions(leaf, like.stride()))
+        overwrite(like, leaf)
     return like
 
 
