@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -10,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from duoka.system.processes import is_alive
 from tests.flows.faults.runs import CATALOGUE, FINE, HANGS, Injection, Outcome, inject
 from tests.flows.flow import Flow
-from tests.flows.group import group, run
+from tests.flows.group import group, run, until
 
 INJECTIONS = 500
 EACH = [(script, fault) for script in sorted(CATALOGUE) for fault in sorted(CATALOGUE[script])]
@@ -65,6 +67,29 @@ def test_memory_that_runs_out_on_one_device(flow: Flow) -> None:
     assert error == "torch.OutOfMemoryError: CUDA out of memory."
     assert hint.startswith("  memory ran out on this device; what helps: a smaller batch_size")
     assert f"`duoka forecast --memory {script}` says what fits" in hint
+
+
+LOADING = """
+class Zeros(torch.utils.data.Dataset):
+    def __len__(self): return 1 << 20
+    def __getitem__(self, index): return torch.zeros(1 << 20)
+
+batches = iter(torch.utils.data.DataLoader(Zeros(), batch_size=8, num_workers=4, prefetch_factor=8))
+next(batches)
+for worker in batches._workers: say(worker.pid)
+barrier()
+"""
+ENDINGS = ["if rank: raise ValueError", "if rank: os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_loader_workers_that_are_ended_leave_no_shared_memory(flow: Flow, ending: str) -> None:
+    result = run(flow, group(flow, LOADING + ending))
+    assert result.returncode != 0
+    pids = result.stdout.split()
+    assert len(pids) == 8
+    until(lambda: not any(is_alive(int(pid)) for pid in pids))
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))] == []
 
 
 DEBUGGED = """

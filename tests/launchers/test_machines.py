@@ -73,6 +73,14 @@ def test_the_exit_code_of_who_was_asked_to_end(codes: list[int], silent: list[in
     assert others._concluded(Verdict("stopped", codes[0]), told).code == code
 
 
+def test_the_exit_code_is_not_that_of_a_machine_that_lost_the_others() -> None:
+    lost = MachineResult("stopped", 143, "", Doubt.FOLLOWS)
+    told = {0: lost, 1: MachineResult("stopped", 75, "", Doubt.NOTHING)}
+    others = OtherMachines(machines=Machines(2, 0, "node0", 1))
+    assert others._concluded(Verdict("stopped", 143), told).code == 75
+    assert others._concluded(Verdict("stopped", 143), {0: lost, 1: lost}).code == 143
+
+
 def test_how_far_a_rank_is_survives_the_way() -> None:
     board = StatusBoard.create(1, 4)
     slot = board.slot(4)

@@ -164,12 +164,19 @@ def test_a_broken_pipe_of_a_rank_that_has_no_reader_is_a_failure() -> None:
         ([(ending(0, "exited", 4), 4), (ending(1, "exited", 5), 5)], 130),
         ([(ending(0, "exited", 4), 4), (None, -9)], 130),
         ([(ending(0, "exited", 4), 4), (None, 4)], 130),
+        ([(ending(0, "exited", 4), 4), (lost(1), 1)], 4),
+        ([(lost(0), 1), (lost(1), 1)], 130),
     ],
 )
 def test_a_script_s_own_answer_to_a_signal_counts(ends: list[tuple[object, int]], code: int) -> None:
     workers = [worker(rank, end, status) for rank, (end, status) in enumerate(ends)]  # type: ignore[arg-type]
     verdict = judge(workers, None, signal.SIGINT)
     assert (verdict.why, verdict.code) == ("stopped", code)
+
+
+def test_a_machine_whose_ranks_lost_the_others_does_not_know_the_answer_to_a_signal() -> None:
+    verdict = judge([worker(0, lost(0), 1), worker(1, lost(1), 1)], None, signal.SIGTERM)
+    assert (verdict.why, verdict.code, doubt_of(verdict)) == ("stopped", 143, Doubt.FOLLOWS)
 
 
 def test_ranks_that_were_all_told_to_end_saw_nothing_of_the_cause() -> None:

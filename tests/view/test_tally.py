@@ -37,3 +37,17 @@ def test_shares_are_of_the_time_since_the_first_batch(monkeypatch: pytest.Monkey
     with tally.timed("flip"):
         pass
     assert [*tally.shares().values()] == [5 / 20]
+
+
+@pytest.mark.parametrize(("now", "share"), [(70.0, "10%"), (120.0, None), (130.0, None)])
+def test_the_total_is_worth_a_line_above_a_twentieth(
+    monkeypatch: pytest.MonkeyPatch, now: float, share: str | None
+) -> None:
+    times = iter([0.0, 20.0, 30.0, 35.0, now])  # made, first batch, begin and end of the operation, now
+    monkeypatch.setattr("duoka.view.tally.perf_counter", lambda: next(times))
+    tally = Tally()
+    tally.begin()
+    with tally.timed("flip"):
+        pass
+    line = tally.warning()
+    assert (line and line.partition(" ")[0]) == share

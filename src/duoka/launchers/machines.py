@@ -170,8 +170,11 @@ class OtherMachines:
         silent = [machine for machine in range(machines.count) if machine not in results]
         saved = max((result.saved for result in results.values() if result.saved is not None), default=None)
         if any(result.why == "stopped" for result in results.values()):
-            # 143, of a machine whose ranks had to be killed, counts more than 75, of one that has saved.
-            return replace(verdict, why="stopped", code=max(result.code for result in results.values()))
+            # 143, of a machine whose ranks had to be killed, counts more than 75, of one that has saved. The loss of
+            # the connection to ranks that have ended may come before the signal: it is no answer to that.
+            answers = [result.code for result in results.values() if result.doubt != Doubt.FOLLOWS]
+            code = max(answers or [result.code for result in results.values()])
+            return replace(verdict, why="stopped", code=code)
         # All machines have the same results in the same order, and so choose the same.
         chosen, agreed = choose(results, silent), agree(results, silent)
         ended_well = [machine for machine, result in results.items() if result.why == "well"]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -19,6 +20,8 @@ from duoka.system.libc import die_with, flush_c_streams
 from duoka.system.processes import session_members
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TO_INTERRUPT = 0.5  # seconds between SIGINT and SIGTERM for a DataLoader's workers
+LOADER_WORKER = "pt_data_worker"  # the name that torch gives to their processes
 MEANT_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # schedulers send them to the process that they started
 
 
@@ -230,6 +233,7 @@ def orphan_reaper(
             os.close(writing)
             close_files()
             os.read(reading, 1)  # returns at the end of file, when the last copy of `writing` is closed
+            interrupt_loader_workers(sessions)
             while kill_sessions(sessions):  # processes may start others meanwhile
                 pass
             remove()
@@ -242,6 +246,22 @@ def orphan_reaper(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(writing)  # last: for the reaper this is the end of this process
+
+
+def interrupt_loader_workers(sessions: Sequence[int]) -> None:
+    """Send SIGINT to the DataLoader's worker processes of these sessions, and wait up to 0.5 s for their end.
+
+    They end by it as at Ctrl-C. A worker ended by SIGTERM or SIGKILL while torch makes the shared memory of a batch
+    leaves the batch's memory in /dev/shm for ever.
+    """
+    deadline = time.monotonic() + TO_INTERRUPT
+    interrupted: set[int] = set()
+    while (left := set(session_members(sessions, LOADER_WORKER))) and time.monotonic() < deadline:
+        for pid in left - interrupted:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        interrupted |= left
+        time.sleep(0.002)
 
 
 def kill_sessions(sessions: Sequence[int]) -> bool:

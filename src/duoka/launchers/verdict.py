@@ -45,7 +45,8 @@ class Verdict:
     """The reason why a run ended.
 
     why: `well`; `agreed`: all scripts ended badly in the same way; `stopped`: by a signal to the command process;
-    `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.
+    `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended. Those of
+    `stopped` are all ranks but those whose error only reports the end of another.
     """
 
     why: Why
@@ -70,7 +71,8 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     """
     if stopped_by is not None:
         ended = tuple(worker for worker in workers if worker.failed)
-        return Verdict("stopped", _code_when_stopped(workers, stopped_by), others=ended)
+        answers = tuple(worker for worker in workers if not is_consequence(worker))
+        return Verdict("stopped", _code_when_stopped(answers, stopped_by), answers, ended)
     failed = [worker for worker in workers if worker.failed]
     failed.sort(key=lambda worker: worker.bad_ending.time if worker.bad_ending is not None else worker.ended_at)
     if stuck is None and agreed(workers):
@@ -109,6 +111,8 @@ def agreement_key(verdict: Verdict) -> str | None:
 
 def doubt_of(verdict: Verdict) -> Doubt:
     """Return the doubt whether this machine has observed the cause of the run's end."""
+    if verdict.why == "stopped" and not verdict.culprits:
+        return Doubt.FOLLOWS
     if verdict.why in ("stopped", "elsewhere"):
         return Doubt.NOTHING
     if verdict.why == "left":
@@ -177,9 +181,12 @@ def _code(worker: Worker) -> int:
 
 
 def _code_when_stopped(workers: Sequence[Worker], stopped_by: signal.Signals) -> int:
-    """Return the scripts' exit code if all ended by themselves with the same one; else that of the signal."""
+    """Return the scripts' exit code if all ended by themselves with the same one; else that of the signal.
+
+    workers: without those whose error only reports that another rank ended.
+    """
     by_themselves = [worker.ending for worker in workers if worker.status is not None and worker.status >= 0]
     codes = {end.code if end and end.how != "raised" else None for end in by_themselves}
-    if len(by_themselves) == len(workers) and len(codes) == 1 and None not in codes:
+    if len(by_themselves) == len(workers) and len(codes) == 1 and None not in codes:  # without workers: no code
         return codes.pop() or 0
     return 128 + stopped_by

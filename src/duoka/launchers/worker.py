@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import json
 import mmap
+import multiprocessing
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from duoka.hardware.gpu import Device
 from duoka.hardware.vendors import variables_for
 from duoka.launchers.hints import MEMORY
+from duoka.launchers.processes import interrupt_loader_workers
 from duoka.network.keys import Key
 from duoka.origins.process import this_process
 from duoka.planning.plan import Kind, Plan
@@ -341,6 +343,7 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
     Tearing down modules, torch and the GPU is left out: it takes time without effect.
     """
     _call_safely(join_threads)  # first, as the interpreter does: they may use what atexit functions close
+    _call_safely(_end_loader_workers)
     _call_safely(_keep_operators)
     raised: list[str] = []
     show = sys.unraisablehook
@@ -365,6 +368,11 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
         code = UNWRITTEN
     flush_c_streams()
     return code, raised
+
+
+def _end_loader_workers() -> None:
+    if "torch.utils.data" in sys.modules and multiprocessing.active_children():
+        interrupt_loader_workers([os.getpid()])  # multiprocessing's atexit function would end them by SIGTERM
 
 
 def _keep_operators() -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from duoka.errors import WorkerFailed
-from duoka.launchers.processes import Outputs, Signals, fork, kill_sessions, redirect
+from duoka.launchers.processes import Outputs, Signals, fork, interrupt_loader_workers, kill_sessions, redirect
 from duoka.launchers.worker import STACKS_SIGNAL, Attempt, run_worker
 from duoka.network.connection import Channel
 from duoka.supervision.ending import Ending
@@ -230,7 +230,7 @@ class WorkerGroup:
                 os.kill(worker.pid, STACKS_SIGNAL)
 
     def end(self) -> None:
-        """End the workers and the processes that they started: by SIGTERM, then SIGKILL; within 5 s.
+        """End the workers and the processes that they started: by SIGTERM, then SIGKILL; within 5.5 s.
 
         Workers whose script has ended get that time to exit. A second Ctrl-C shortens it.
         """
@@ -241,6 +241,7 @@ class WorkerGroup:
             return self.gone() and not session_members(self.pids)
 
         if not nothing_left():
+            interrupt_loader_workers([worker.pid for worker in self.workers if not (worker.alive and worker.done)])
             for worker in self.workers:
                 if not (worker.alive and worker.done):
                     worker.send_signal(signal.SIGTERM)

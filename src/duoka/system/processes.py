@@ -84,11 +84,15 @@ def describe(pid: int) -> tuple[str, str, float | None]:
     return "", "", None
 
 
-def session_members(sessions: Iterable[int]) -> list[int]:
-    """Return the pids of the live processes in these POSIX sessions, named by their leaders' pids."""
+def session_members(sessions: Iterable[int], name: str = "") -> list[int]:
+    """Return the pids of the live processes in these POSIX sessions, named by their leaders' pids.
+
+    name: only processes with this name; empty: all.
+    """
     wanted = set(sessions)
     stats = {int(entry): process_stat(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
-    return [pid for pid, stat in stats.items() if stat is not None and stat.session in wanted and stat.state != "Z"]
+    members = {pid: stat for pid, stat in stats.items() if stat is not None and stat.session in wanted}
+    return [pid for pid, stat in members.items() if stat.state != "Z" and name in ("", stat.name)]
 
 
 def work_done(session: int) -> int:
