@@ -1560,6 +1560,16 @@ SHARDED = {
         "x.mul_(2); v = x[:, 1:]; a, b = v[0], x[0]; v.add_(1); print(a._version, b._version, x._version)",
         "a.zero_(); b += 1; print(x._version, v._version, a._version)",
     ),
+    "writes that torch does not count": on(
+        "(6, 4)",
+        "v, r = x[:, 1:], x[0]; x.apply_(lambda a: a + 1); x.map_(x.clone(), lambda a, b: a * b)",
+        "v.apply_(lambda a: a - 3); print(x._version, v._version, r._version, r, x[0], x[1])",
+    ),
+    "strides of rows of a dimension of size 1": on(
+        "(6, 4)",
+        "v = x.view(6, 2, 2).transpose(1, 2).unsqueeze(1); print(v[0].stride(), v[1:3].stride())",
+        "y = x.requires_grad_() * 2; v = y[None].movedim(0, -1); print(v[0].stride(), v[1:3].stride())",
+    ),
     "a row after a write that fails": on(
         "(6, 4)", "x[0] = 1.0", "x.index_fill_(1, torch.tensor([0, 1, 9]), 2)", "print(x[1], x[0])"
     ),

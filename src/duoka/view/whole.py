@@ -230,7 +230,10 @@ class GatheredArgument:
         if held is not None:
             with uncounted(share._rows):
                 held.write_values()  # the operation may have written to another view of the memory, too
-        self._write(share, share._rows)
+        # Of a write that torch does not count, cached copies learn by another number.
+        with uncounted(share._rows) if self.is_unwritten() else nullcontext():
+            self._write(share, share._rows)
+        aliased.numbers[memory_of(share._rows)] += self.is_unwritten()
         number = self._versions_of_rows[index] + version(self.full) - self._version
         # By a smaller number torch could take the history that a view had before for that of the write.
         if not self.is_unwritten() and (number > version(share._rows) or not base_of(share._rows).requires_grad):

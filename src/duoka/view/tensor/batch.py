@@ -297,8 +297,11 @@ def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -
     """
     if same_layout(tensor.shape, tensor.stride(), strides) and size in (0, tensor.numel()):
         # torch compares the strides of dimensions of size 1, too, to tell whether two tensors are the same memory.
-        same = tensor.requires_grad or tensor.stride() == strides
-        return tensor if same else tensor.as_strided(tensor.shape, strides)
+        records = tensor.requires_grad and torch.is_grad_enabled()
+        if tensor.stride() == strides or (records and operators_are_observed()):
+            return tensor
+        values = tensor.detach().as_strided(tensor.shape, strides)
+        return StraightThrough.apply(tensor, values) if records else values
     every, tensor = tensor, without_repetitions(tensor, strides)
     if tensor is not every and every.requires_grad and torch.is_grad_enabled() and not operators_are_observed():
         # Each repetition has a gradient of its own.
@@ -307,6 +310,7 @@ def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -
     order = memory_order(strides)
     if is_dense(tensor.shape, strides) and size in (0, tensor.numel()):
         tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
+        tensor = laid_out(tensor, strides)  # dimensions of size 1
     else:
         copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         if size:
