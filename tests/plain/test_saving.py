@@ -37,11 +37,21 @@ def test_what_writes_files_without_open(flow: Flow) -> None:
         from torch import nn
 
         warnings.simplefilter("ignore", FutureWarning)  # of torch.jit, since torch 2.15
+        @torch.jit.script
+        def double(x):
+            return x * 2
+
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
+        is_rank_0 = os.readlink("/proc/self/fd/0") != os.devnull
         for step in range(20):
             save_file({"step": torch.full((10_000,), float(step))}, "steps.safetensors")
             assert load_file("steps.safetensors")["step"][-1] == step  # nobody writes it any more
+            for scripted in (torch.jit.script(model), double):
+                torch.jit.save(scripted, "scripted.pt", {"writer": str(os.getpid())})
+                found = {"writer": ""}
+                torch.jit.load("scripted.pt", _extra_files=found)
+                assert (found["writer"] == str(os.getpid()).encode()) == is_rank_0
             torch.jit.script(model).save("scripted.pt")
             torch.save(torch.full((100_000,), float(step)), "large.pt")
             assert torch.load("large.pt")[-1] == step
@@ -76,14 +86,19 @@ def test_all_ranks_write_a_sharded_model(flow: Flow) -> None:
             out.square().mean().backward()
             optimizer.step()
         names = ("state.pt", "net.pt", "/dev/null", "none/a.pt")
-        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "ids": ids, "out": out.detach()}
+        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "ids": ids, "out": out}
+        state |= {"detached": out.detach(), "column": out[:, 0]}
         for name, value in zip(names, (state, net, net, net)):
             try:
                 torch.save(value, name)
             except RuntimeError as error:
                 print("no", str(error).split()[0])
         found, whole = torch.load("state.pt"), torch.load("net.pt", weights_only=False)
-        print(found["ids"].tolist(), found["out"].shape, f"{found['net']['0.weight'].sum():.4f}")
+        print(found["ids"].tolist(), [found[name].requires_grad for name in ("out", "detached", "column")])
+        print(len({found[name].untyped_storage().data_ptr() for name in ("out", "detached", "column")}))
+        torch.save({"weight": net[1].weight}, "protocol.pt", pickle_protocol=3)
+        print(type(torch.load("protocol.pt", weights_only=False)["weight"]).__name__)
+        print(found["out"].shape, f"{found['net']['0.weight'].sum():.4f}")
         print(f"{found['optimizer']['state'][1]['momentum_buffer'].abs().sum():.4f}")
         print(whole[4].weight is whole[0].weight, [type(it).__name__ for it in whole.parameters()])
         print(f"{whole[3].weight.sum():.4f}", whole[3].weight.requires_grad, os.path.getsize("net.pt"))

@@ -26,6 +26,7 @@ from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
 from duoka.checkpoint.sharded import local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
+from duoka.sharding.parameter import Sharded
 from duoka.view.rules.facts import make_address_in_parameter
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import gather_sharing
@@ -44,12 +45,13 @@ def install(session: Session) -> None:
     @patches.around(torch, "save")
     def save(original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         to_path = isinstance(f, (str, os.PathLike))
-        if view.has_sharded and to_path and not args and not kwargs and _save_together(session, obj, f):
+        together = view.has_sharded and to_path
+        if batches_in(obj):
+            obj = gather_sharing(obj, but=is_sharded if together else lambda batch: False)
+        if together and not args and not kwargs and _save_together(session, obj, f):
             return
-        if view.has_sharded and to_path:
+        if together:
             obj = _gathered(obj, session.ranks.rank == 0)
-        elif batches_in(obj):
-            obj = gather_sharing(obj)
         if not to_path:  # a buffer or an open file is each rank's own
             original(obj, f, *args, **kwargs)
             return
@@ -63,6 +65,8 @@ def install(session: Session) -> None:
         once(write)
 
     @patches.around(torch.jit.ScriptModule, "save")
+    @patches.around(torch.jit.RecursiveScriptModule, "save")  # which has its own
+    @patches.around(torch.jit.ScriptFunction, "save")
     @patches.around(torch.autograd.profiler.profile, "export_chrome_trace")
     def write_once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return once(lambda: original(*args, **kwargs))
@@ -128,15 +132,14 @@ def _save_together(session: Session, obj: Any, path: Any) -> bool:
     """Let all ranks write their rows into a file of `torch.save`; returns False if that is not possible."""
     if session.caller.is_other_thread() or not session.caller.may_communicate():
         return False
-    tree = tree_map_only(BatchTensor, lambda batch: batch if is_sharded(batch) else _gathered(batch), obj)
     try:
-        if not sharded_in(tree) or not session.first(lambda: _is_plain(path)):
+        if not sharded_in(obj) or not session.first(lambda: _is_plain(path)):
             return False
     except NotSharded:
         return False
     session.ranks.barrier()  # the other ranks may still read the file that is replaced
     session.caller.written.add(os.path.abspath(path))  # reading it waits for rank 0
-    write_together(tree, path, session.ranks, session.first)
+    write_together(obj, path, session.ranks, session.first)
     return True
 
 
@@ -158,11 +161,12 @@ def _gathered(tree: Any, keeps: bool = True) -> Any:
     known: dict[Any, Tensor] = {}
 
     def gathered(batch: BatchTensor) -> Tensor:
-        rows = batch.to_local()
-        key = batch._spec, rows.data_ptr(), rows.shape, rows.stride(), rows.dtype
+        rows, sharded = batch.to_local(), isinstance(batch, Sharded)
+        key = sharded, batch._spec, rows.data_ptr(), rows.shape, rows.stride(), rows.dtype
         if key not in known:
             full = batch.full_tensor().detach()
-            known[key] = full.cpu() if keeps else full.new_empty(0)
+            full = full.cpu() if keeps else full.new_empty(0)
+            known[key] = nn.Parameter(full, batch.requires_grad) if sharded else full
         return known[key]
 
     return tree_map_only(BatchTensor, gathered, tree)

@@ -119,10 +119,13 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         return out
 
 
-def gather_sharing(tree: Any) -> Any:
-    """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others."""
-    copies = _gathered(batches_in(tree))
-    return tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, tree)
+def gather_sharing(tree: Any, but: Callable[[BatchTensor], bool] = lambda batch: False) -> Any:
+    """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others.
+
+    but: returns True for those that stay as they are.
+    """
+    copies = _gathered([batch for batch in batches_in(tree) if not but(batch)])
+    return tree_map_only(BatchTensor, lambda batch: batch if but(batch) else copies[id(batch)].argument, tree)
 
 
 def _gathered(batches: list[BatchTensor], keep: bool = False, writes: bool = False) -> dict[int, GatheredArgument]:
