@@ -1585,4 +1585,15 @@ SHARDED = {
         "print(torch.autograd.grad((v * v.detach().cos()).sum(), w))",
         header=("w = torch.arange(1., 4.).requires_grad_()",),
     ),
+    "numbers of writes to copies of the same memory": on(
+        "(6, 3)",
+        "y = copy.copy(x); y.add_(1); x.mul_(2); print(x._version, y._version, y)",
+        "rows = x[2:4]; x.data.masked_scatter_(x == 4, x.flip(0)); print(x._version, rows)",
+        header=("import copy",),
+    ),
+    "one tensor as the index of two dimensions": on(
+        "(4, 4)",
+        "i = torch.arange(4); x[i, i] += 1; print(x[i, i].tolist(), x[i, 1:][:, [0]].tolist())",
+        "x.index_put_((i, i), torch.arange(4.)); x[i, i, None] *= 2; print(x.index_put((i, i), x[0]).tolist())",
+    ),
 }

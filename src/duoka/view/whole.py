@@ -231,7 +231,7 @@ class GatheredArgument:
         held = aliased.held(share._rows)
         held = held if held is not None and held.copied is self.memory else None
         if held is not None:
-            with uncounted(share._rows):
+            with uncounted(held.rows):
                 held.write_values()  # the operation may have written to another view of the memory, too
         # Of a write that torch does not count, cached copies learn by another number.
         with uncounted(share._rows) if self.is_unwritten() else nullcontext():

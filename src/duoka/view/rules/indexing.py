@@ -40,7 +40,7 @@ class _Walk:
 
     items: tuple[Any, ...]
     kept_dim: int | None  # where the dimension is, if a slice takes all of it
-    chosen: Tensor | None  # the tensor that chooses along it
+    chosen: int | None  # the place, among the items, of the tensor that chooses along it
     positions: tuple[int, ...]  # of the dimensions that tensors index, once whole numbers have dropped theirs
     tensor_dims: int  # of these tensors, broadcast
     ndim: int  # of the result
@@ -80,7 +80,7 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
         if isinstance(item, Tensor) and ndim_of(item):
             positions += range(position, position + width)
             dimensions = max(dimensions, 1 if dtype_of(item) == torch.bool else ndim_of(item))
-            chosen = item if here else chosen
+            chosen = at if here else chosen
             position += width
         elif isinstance(item, slice):
             if here and item.indices(shape[dim]) != (0, shape[dim], 1):
@@ -150,8 +150,8 @@ def _of_rows(batch: BatchTensor, index: Any) -> _Local | None:
 
 def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
     """Compute `x[torch.arange(n), ids]`: in each row the entries at its own ids."""
-    rows, tensors = walk.chosen, [item for item in walk.items if isinstance(item, Tensor)]
-    assert rows is not None
+    assert walk.chosen is not None
+    rows, tensors = walk.items[walk.chosen], [item for item in walk.items if isinstance(item, Tensor)]
     if isinstance(rows, BatchTensor) or any(dtype_of(item) == torch.bool for item in tensors):
         return None
     if rows.numel() != spec.size or spec.size not in rows.shape:
@@ -163,7 +163,8 @@ def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
     positions = torch.arange(spec.local_size, device=rows.device).view(
         [-1 if d == at else 1 for d in range(rows.dim())]
     )
-    items = [localise(item, spec, right) if item is not rows else positions for item in walk.items]
+    items = [localise(item, spec, right) for item in walk.items]
+    items[walk.chosen] = positions  # of which the tensor may be another item, too: x[i, i]
     return _Local(tuple(items), walk.start + walk.tensor_dims - right, walk.ndim)
 
 

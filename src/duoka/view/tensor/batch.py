@@ -188,13 +188,11 @@ class BatchTensor(Tensor):
         return self._meta.shape[0]
 
     def __copy__(self) -> BatchTensor:
-        """Return a leaf of the same memory, as `copy.copy` does of a tensor."""
-        asks = self._shares[0]._rows.requires_grad
-        copies = [
-            BatchTensor(share._local.detach().requires_grad_(asks), share._spec, share._meta.strides)
-            for share in self._shares
-        ]
-        return self._with_attributes(join(copies), self._attributes())
+        """Return a leaf of the same memory with a count of writes of its own, as `copy.copy` does of a tensor."""
+        copy: BatchTensor = self.data.requires_grad_(self.requires_grad)  # type: ignore[assignment]
+        for share in copy._shares:
+            set_version(share._rows, 1)
+        return self._with_attributes(copy, self._attributes())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BatchTensor:
         """Return a copy, whose memory is that of other copies with this memo, as with the batches.
