@@ -65,7 +65,7 @@ def install(session: Session) -> None:
         once(write)
 
     @patches.around(torch.jit.ScriptModule, "save")
-    @patches.around(torch.jit.RecursiveScriptModule, "save")  # which has its own
+    @patches.around(torch.jit.RecursiveScriptModule, "save")  # type: ignore[attr-defined]  # which has its own
     @patches.around(torch.jit.ScriptFunction, "save")
     @patches.around(torch.autograd.profiler.profile, "export_chrome_trace")
     def write_once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
