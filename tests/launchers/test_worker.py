@@ -85,6 +85,22 @@ def test_closed_streams_are_no_error(flow: Flow) -> None:
     assert run(flow, script).returncode == 0
 
 
+def test_an_object_with_write_and_flush_in_place_of_a_stream_is_no_error(flow: Flow) -> None:
+    script = flow.write(
+        "tee.py",
+        """
+        import sys
+        class Tee:
+            def __init__(self): self.file, self.stream = open("copy.txt", "w"), sys.stdout
+            def write(self, text): self.file.write(text); self.stream.write(text)
+            def flush(self): self.file.flush(); self.stream.flush()
+        sys.stdout = Tee()
+        print("hello")
+        """,
+    )
+    assert str(run(flow, script)) == str(flow.python([script]))
+
+
 @pytest.mark.parametrize("kind", ["plain", "distributed"])
 def test_a_process_that_the_script_forks_may_come_to_its_end(flow: Flow, kind: str) -> None:
     """Under python it ends there by itself, and so does an error in it."""

@@ -43,6 +43,7 @@ def test_what_writes_files_without_open(flow: Flow) -> None:
 
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
+        exported = torch.export.export(nn.Linear(300, 200).eval(), (torch.ones(2, 300),))
         is_rank_0 = os.readlink("/proc/self/fd/0") != os.devnull
         for step in range(20):
             save_file({"step": torch.full((10_000,), float(step))}, "steps.safetensors")
@@ -53,6 +54,8 @@ def test_what_writes_files_without_open(flow: Flow) -> None:
                 torch.jit.load("scripted.pt", _extra_files=found)
                 assert (found["writer"] == str(os.getpid()).encode()) == is_rank_0
             torch.jit.script(model).save("scripted.pt")
+            torch.export.save(exported, "exported.pt2")
+            torch.export.load("exported.pt2")
             torch.save(torch.full((100_000,), float(step)), "large.pt")
             assert torch.load("large.pt")[-1] == step
             assert torch.equal(torch.jit.load("scripted.pt").weight, model.weight)
@@ -103,6 +106,26 @@ def test_all_ranks_write_a_sharded_model(flow: Flow) -> None:
         print(whole[4].weight is whole[0].weight, [type(it).__name__ for it in whole.parameters()])
         print(f"{whole[3].weight.sum():.4f}", whole[3].weight.requires_grad, os.path.getsize("net.pt"))
         """
+    as_python(flow, source, "--strategy", "fsdp")
+
+
+def test_a_directory_of_dcp(flow: Flow) -> None:
+    source = """
+        import os, torch, warnings
+        import torch.distributed.checkpoint as dcp
+
+        warnings.simplefilter("ignore", UserWarning)  # of saving without torch.distributed
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for path in ("a", "b", "a"):
+            dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+            found = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
+            dcp.load(found, checkpoint_id=path)
+            print(sorted(os.listdir(path)), torch.equal(found["model"]["weight"], model.weight))
+            torch.nn.init.normal_(model.weight)
+        """
+    as_python(flow, source)
     as_python(flow, source, "--strategy", "fsdp")
 
 

@@ -359,7 +359,7 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
     with suppress(Exception):
         sys.stderr.flush()
     try:
-        if sys.stdout is not None and not sys.stdout.closed:
+        if sys.stdout is not None and not _is_closed(sys.stdout):
             sys.stdout.flush()
     except Exception as error:
         with suppress(Exception):
@@ -368,6 +368,14 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
         code = UNWRITTEN
     flush_c_streams()
     return code, raised
+
+
+def _is_closed(stream: Any) -> bool:
+    """Return whether a stream says so; an object that a script has put in its place need not."""
+    try:
+        return bool(stream.closed)
+    except Exception:
+        return False
 
 
 def _end_loader_workers() -> None:

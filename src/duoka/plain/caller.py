@@ -34,6 +34,7 @@ _SCRIPT, _LIBRARY = "script", "library"
 # Packages in which ranks need not go together: they keep caches of a process and locks of their own, or (W&B) are
 # disabled on other ranks.
 _APART = ("duoka", "torch", "triton", "wandb")
+_TOGETHER = ("torch.hub", "torch.distributed.checkpoint")  # which write where the script tells them to
 
 
 class Caller:
@@ -208,7 +209,8 @@ def _kind(frame: FrameType | None, through: str = "") -> str | None:
         return None
     if is_users_frame(frame):
         return _SCRIPT
-    return None if _package(frame) in _APART and frame.f_globals["__name__"] != "torch.hub" else _LIBRARY
+    apart = _package(frame) in _APART and not frame.f_globals["__name__"].startswith(_TOGETHER)
+    return None if apart else _LIBRARY
 
 
 def _package(frame: FrameType) -> str:

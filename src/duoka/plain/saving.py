@@ -71,6 +71,11 @@ def install(session: Session) -> None:
     def write_once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return once(lambda: original(*args, **kwargs))
 
+    @patches.around(torch.export, "save")
+    def save_exported(original: Callable[..., Any], ep: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        write = partial(original, ep, f, *args, **kwargs)
+        once(write) if isinstance(f, (str, os.PathLike)) else write()
+
     there = find_spec("safetensors") is not None
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
         if name in sys.modules or (name == "safetensors" and there):
