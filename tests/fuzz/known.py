@@ -1272,9 +1272,63 @@ OTHERS = {
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()",
         ),
     ),
+    "a checkpoint in a model whose plain input is not split": on(
+        "(6, 3)",
+        "for _ in range(3):",
+        "    net(torch.ones(4, 3) * (step + 1)).sum().backward(); print(net.inner[0].weight.grad.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "class Net(nn.Module):",
+            "    def __init__(self):",
+            "        super().__init__(); self.inner = nn.Sequential(nn.Linear(3, 2), nn.Tanh())",
+            "    def forward(self, x):",
+            "        h = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)",
+            "        with torch.no_grad(): h.unbind()",
+            "        return h",
+            "net = Net()",
+        ),
+    ),
+    "hooks on weights whose gradients are ready at the same time": on(
+        "(4, 4)",
+        "net(embedding(x.long() + 11))[0][:, -1].sum().backward(); print(sorted(norms)); norms.clear()",
+        header=(
+            "torch.manual_seed(0)",
+            "embedding, net, norms = nn.Embedding(23, 3), nn.LSTM(3, 4, 2, batch_first=True, dropout=0.3), []",
+            "for p in net.parameters(): p.register_hook(lambda grad: norms.append(grad.norm().item()))",
+        ),
+    ),
+    "hooks after accumulation in a pass that fails": on(
+        "(6, 3)",
+        "try: net[2](Fails.apply(net[1](net[0](x)))).sum().backward()\n"
+        "except ValueError as error: print([p.norm().item() for p in net.parameters()])",
+        "net(x).sum().backward(); print([p.norm().item() for p in net.parameters()])",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
+            "class Fails(torch.autograd.Function):",
+            "    @staticmethod",
+            "    def forward(ctx, x): return x * 1",
+            "    @staticmethod",
+            "    def backward(ctx, grad): raise ValueError",
+            "def step(p):",
+            "    with torch.no_grad(): p.sub_(0.01 * p.grad)",
+            "    p.grad = None",
+            "for p in net.parameters(): p.register_post_accumulate_grad_hook(step)",
+        ),
+    ),
 }
 
 SHARDED = {
+    "garbage that refers to a weight, on some ranks": on(
+        "(6, 3)",
+        "net(x).sum().backward(); print(net.weight.grad.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 2)",
+            "cycle = [net.weight.view(-1)]; cycle.append(cycle); del cycle",
+            "lists = [[] for _ in range(1000)]",
+        ),
+    ),
     "a copy of a state with a batch": on(
         "(6, 3)",
         "net(x).sum().backward(); net[0].last = x * 2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -125,11 +126,15 @@ class Ranks:
         ranks = _Collectives(place, rank, size, timedelta(seconds=COLLECTIVE), board.slot(rank), exchange)
         shared_random = SharedRandom(1234, lambda holder=None: place)
         plan = replace(plan_of(self.strategy, size), weights=self.weights)
+        gc.freeze()
+        gc.set_threshold(40, 3, 3)
         while True:
             try:
                 program = end.recv()
             except EOFError:
                 return
+            gc.collect()
+            (gc.enable if rank else gc.disable)()  # at different times garbage is collected, which must not matter
             end.send(in_session(plan, ranks, shared_random, program))
 
     def close(self) -> None:

@@ -151,13 +151,17 @@ def install_hooks_after_accumulation(session: Session) -> None:
             how["inputs"] = [*how["inputs"]]
         depth += 1
         try:
-            original(**how)
-            if depth == 1:  # a pass inside another one belongs to that one
-                call_hooks(**how)
+            try:
+                original(**how)
+            finally:
+                if (
+                    depth == 1
+                ):  # a pass inside another one belongs to that one; due is also what a failed one has added
+                    call_hooks(**how)
         finally:
             depth -= 1
             if depth == 0:
-                due.clear()  # of a pass that failed
+                due.clear()  # after a hook that failed
 
     def call_hooks(inputs: Tensor | Sequence[Tensor] | None = None, create_graph: bool = False, **_: Any) -> None:
         listed = [inputs] if isinstance(inputs, Tensor) else inputs

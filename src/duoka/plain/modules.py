@@ -7,7 +7,6 @@ A script's `nn.DataParallel` calls its module directly, as duoka shares batches 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +49,11 @@ def install(session: Session) -> None:
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
             session.patches.at_end(register(lambda module, *_: calls.changed(module)).remove)
-    session.patches.replace(*CHECKPOINT, around_checkpoints(partial(on_rows, session.view)))
+
+    def checkpointed(checkpoint: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return on_rows(session.view, checkpoint, calls.as_now(function), args, kwargs)
+
+    session.patches.replace(*CHECKPOINT, around_checkpoints(checkpointed))
 
 
 class DataParallel(nn.DataParallel):  # type: ignore[type-arg]

@@ -337,9 +337,12 @@ def has_hooks(leaf: Tensor, others: int) -> bool:
     return count_hooks(leaf) > others or bool(leaf._post_accumulate_grad_hooks)
 
 
-def run_first(node: Any) -> None:
-    """Let autograd run a node of a graph before all others but those that accumulate. Public: none."""
-    node._set_sequence_nr(2**64 - 2)
+def run_first(node: Any, place: int) -> None:
+    """Let autograd run a node of a graph before all others but those that accumulate. Public: none.
+
+    place: among such nodes; of nodes with one number, autograd's heap runs first any, whatever else it holds.
+    """
+    node._set_sequence_nr(2**64 - 2 - place)
 
 
 def hooks_of(tensor: Tensor) -> dict[int, Callable[[Tensor], Any]] | None:

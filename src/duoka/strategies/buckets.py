@@ -345,14 +345,11 @@ class Bucketed(Strategy):
                 raise
             except Exception:  # which the script may catch: average what one device has added up before it
                 with suppress(Exception):
-                    self._finish(self._pass)
+                    self._finish(self._pass, synced)
                 raise
-            plan = self._finish(self._pass)
+            plan = self._finish(self._pass, synced)
             if synced:
                 self._plans[site] = plan
-                order = {index: at for at, index in enumerate([*chain.from_iterable(plan), *self._pass.sparse])}
-                for observer in self._observers:
-                    observer(partial(self._place, order))
         finally:
             self._pass = None
 
@@ -371,13 +368,17 @@ class Bucketed(Strategy):
         else:
             self._pass.mark_ready(index)
 
-    def _finish(self, now: _Pass) -> list[list[int]]:
-        """Complete a pass; return the buckets to expect next time."""
+    def _finish(self, now: _Pass, synced: bool) -> list[list[int]]:
+        """Complete a pass; return the buckets to expect next time. synced: whether to tell observers."""
         unsynced = sorted(self._unsynced - self._no_sync)
         self._unsynced.difference_update(unsynced)
         plan = now.finish(unsynced)
         if self._sparse:
             average_sparse([self._infos[index].tensor() for index in sorted(self._sparse)], self._ranks)
+        if synced:
+            order = {index: at for at, index in enumerate([*chain.from_iterable(plan), *now.sparse])}
+            for observer in self._observers:
+                observer(partial(self._place, order))
         return plan
 
     def _buckets_of(self, order: list[int]) -> list[list[int]]:

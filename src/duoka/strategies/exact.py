@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
@@ -70,6 +71,7 @@ class Exact(Bucketed):
         self._nodes = self._tree.nodes[ranks.rank]
         self._current: dict[int, tuple[_Aliases, tuple[Tensor, ...]]] = {}  # by id of the parameter
         self._aliases: WeakSet[_Aliases] = WeakSet()
+        self._places = count()  # of the nodes of aliases, in the order in which they are run
         self._sums: dict[int, list[Tensor]] = {}  # of own subtrees, in the current pass, by index of a parameter
         self._inner = 0  # passes that are inside the current one, or return gradients
         self._at_once = False  # whether gradients are whole as soon as they are computed
@@ -96,7 +98,7 @@ class Exact(Bucketed):
         known = _Aliases(ref(parameter), index)
         with unnumbered(), torch.enable_grad():
             tensors: tuple[Tensor, ...] = Replicate.apply(self._shares, parameter, partial(self._keep, known))
-        run_first(tensors[0].grad_fn)
+        run_first(tensors[0].grad_fn, next(self._places))
         known.tensors = [*map(ref, tensors)]
         self._aliases.add(known)
         return known, tensors

@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import set_multithreading_enabled
+from torch.distributed import ReduceOp
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -86,8 +87,10 @@ class ModelSharding:
         inside = {part for block in self.blocks for part in block.modules()}
         self.blocks.update(part for part in parts if part not in inside)
         with torch.inference_mode(False):  # what is made in a first call in inference mode could not be trained
-            for group in groups(module, parts):
-                members = [parameter for parameter in group if self._shard_parameter(parameter)]
+            divided = [*groups(module, parts)]
+            possible = self._possible([parameter for group in divided for parameter in group])
+            for group in divided:
+                members = [each for each in group if self._shard_parameter(each, id(each) in possible)]
                 if len(members) > 1:
                     Block(self._blocks, members)
         if self._sharded_count > before:
@@ -111,11 +114,20 @@ class ModelSharding:
             known = ", ".join([*classes][:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
             self._say(f"--blocks: {type(module).__name__} has no {', '.join(missing)}; its classes are {known}")
 
-    def _shard_parameter(self, parameter: nn.Parameter) -> bool:
+    def _possible(self, parameters: list[nn.Parameter]) -> set[int]:
+        """Return the identities of those that every rank can shard: garbage on one may refer to their memory."""
+        pending = [parameter for parameter in parameters if not isinstance(parameter, Sharded)]
+        if not pending:
+            return set()
+        votes = [int(_can_be_sharded(parameter, self._count)) for parameter in pending]
+        answers = self._ranks.all_reduce(torch.tensor(votes, device="cpu"), ReduceOp.MIN).tolist()
+        return {id(parameter) for parameter, answer in zip(pending, answers, strict=True) if answer}
+
+    def _shard_parameter(self, parameter: nn.Parameter, possible: bool) -> bool:
         """Shard a parameter, if possible. Returns False if it is in a block already, or stays whole."""
         if isinstance(parameter, Sharded):
             return parameter._block.is_single
-        if not _can_be_sharded(parameter, self._count):
+        if not possible:
             return False
         if parameter in self._flattened:
             raise _no_vector()

@@ -202,6 +202,23 @@ class ModuleCalls:
         """True within `computed_whole`."""
         return self._here.computes_whole
 
+    def as_now(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls modules as this thread does now: it may be computed again elsewhere."""
+        now = vars(self._here).copy()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            here = vars(self._here)
+            before = here.copy()
+            here.clear()
+            here.update(now)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                here.clear()
+                here.update(before)
+
+        return call
+
     def synchronize(self, module: nn.Module) -> None:
         """Make parameters and buffers equal on all ranks, if they are not yet: before the first call with a batch."""
         if module in self._synchronized or any(map(is_lazy, module.parameters())):
