@@ -1650,4 +1650,8 @@ SHARDED = {
         "i = torch.arange(4); x[i, i] += 1; print(x[i, i].tolist(), x[i, 1:][:, [0]].tolist())",
         "x.index_put_((i, i), torch.arange(4.)); x[i, i, None] *= 2; print(x.index_put((i, i), x[0]).tolist())",
     ),
+    "layout after a list behind a new dimension": on(
+        "(4, 3, 4)",
+        "y = x.movedim(0, -1)[None, 1, [2, 0]]; print(y.stride()[1:], y.is_contiguous(), y.flatten()._base is None)",
+    ),
 }

@@ -180,12 +180,13 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         return BatchTensor(laid_out(rows, spec.local_strides(strides)), spec, strides)
     argument = None if result.argument is None else batches[result.argument]
     if argument is None or argument._rows.device != rows.device:  # a move to another device copies
+        shared = _shares_memory(rows, batches)
+        if spec.determines_strides and not (shared or result.is_view):
+            return out
         strides = _channels_last(rows, spec, result)
         local = spec.local_strides(strides)
-        if _shares_memory(rows, batches) or not same_layout(rows.shape, rows.stride(), local):
+        if shared or not same_layout(rows.shape, rows.stride(), local):
             rows = _copied(rows, local)
-        elif spec.determines_strides and not result.is_view:
-            return out
         return BatchTensor(rows.view_as(rows) if result.is_view else rows, spec, strides)
     if result.same:
         return argument
