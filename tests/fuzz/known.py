@@ -1654,4 +1654,7 @@ SHARDED = {
         "(4, 3, 4)",
         "y = x.movedim(0, -1)[None, 1, [2, 0]]; print(y.stride()[1:], y.is_contiguous(), y.flatten()._base is None)",
     ),
+    "number of writes to a tensor that becomes rows": on(
+        "(4, 3)", "p = torch.zeros(4, 3); p.add_(2); p[:, :2] = x[:, 1:]; p[1:, 0] = 8; print(p._version, p)"
+    ),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duoka.private.torch import count_users
+from duoka.private.torch import count_users, set_version, version_of
 from duoka.view.aliased import holders
 from duoka.view.rules.blocks import blocks_of
 from duoka.view.rules.lookup import (
@@ -245,6 +245,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
             placement = spec.at(dim)
             strides = placement.strides_of(plain)
             rows = laid_out(placement.local_rows(plain).clone(), placement.local_strides(strides))
+            set_version(rows, version_of(plain))
             torch.utils.swap_tensors(plain, BatchTensor(rows, placement, strides))
             return True
     return False
