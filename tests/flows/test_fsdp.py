@@ -365,6 +365,10 @@ print([f"{module(x).sum().item():.3f}" for module in made])
 train()
 print([f"{of_file(module)(x).sum().item():.3f}" for module in made])
 train()
+for module in made:
+    module.save("made.pt")
+    print(f"{torch.jit.load('made.pt')(x).sum().item():.3f}")
+train()
 print([f"{module(x).sum().item():.3f}" for module in made])
 for rows, _ in [(x, y), *DataLoader(TensorDataset(x, y), batch_size=5)]:
     net.zero_grad()
@@ -396,6 +400,10 @@ REFUSED = {
     "traced": (
         "x, y = next(iter(loader))\nmodel(x)\ntorch.jit.trace(model, x, check_trace=False)(x).sum().backward()",
         "has copies of its parameters, which cannot be trained",
+    ),
+    "exported": (
+        "x, y = next(iter(loader))\nmodel(x)\ntorch.export.export(model, (x,))",
+        "torch.export cannot read a sharded model",
     ),
     "lbfgs": (
         "optimizer = torch.optim.LBFGS(model.parameters())\n"

@@ -106,11 +106,17 @@ def install_scripting(session: Session) -> None:
     @session.patches.around(torch.export, "export")
     def export(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))
+        if isinstance(module, nn.Module) and batches_in(list(module.parameters())):
+            raise Refused(
+                f"{user_line()}: torch.export cannot read a sharded model; save its state dict and export a model "
+                "that loads it in another script, or use another strategy"
+            )
         with session.patches.functions_put_back(), session.calls.computed_whole():
             return original(module, *args, **kwargs)
 
     @session.patches.around(torch.jit, "save")
     @session.patches.around(torch.jit.ScriptModule, "save")
+    @session.patches.around(torch.jit.RecursiveScriptModule, "save")  # type: ignore[attr-defined]
     def save(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         updates.get(module, lambda: None)()
         return original(module, *args, **kwargs)
