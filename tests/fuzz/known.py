@@ -14,7 +14,13 @@ def on(shape: str, *body: str, header: tuple[str, ...] = ()) -> Program:
     rest = ", ".join(map(str, sizes[1:]))
     data = f"data = (torch.arange({total}.) % 23 - 11).view({', '.join(filter(None, [str(4 * sizes[0]), rest]))})"
     loop = f"for step, x in enumerate(DataLoader(data, batch_size={sizes[0]})):"
-    return Program((data, *header), loop, (*body, "print(x.tolist())"))
+    statements: list[str] = []
+    for line in body:
+        if line.startswith((" ", "except ")):  # goes on with a statement
+            statements[-1] += f"\n{line}"
+        else:
+            statements.append(line)
+    return Program((data, *header), loop, (*statements, "print(x.tolist())"))
 
 
 LAYOUTS = {
@@ -892,7 +898,7 @@ OTHERS = {
         "(6, 3)",
         "x.requires_grad_()",
         "try: x[0] = 0.1",
-        "except RuntimeError as error: print(error)",
+        "except RuntimeError as error: print('a leaf Variable' in str(error))",
     ),
     "a Function of a batch that is no argument": on(
         "(6, 3)",
@@ -1280,10 +1286,11 @@ OTHERS = {
             "torch.manual_seed(0)",
             "class Net(nn.Module):",
             "    def __init__(self):",
-            "        super().__init__(); self.inner = nn.Sequential(nn.Linear(3, 2), nn.Tanh())",
+            "        super().__init__()",
+            "        self.outer, self.inner = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 2), nn.Tanh())",
             "    def forward(self, x):",
-            "        h = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)",
-            "        with torch.no_grad(): h.unbind()",
+            "        h = torch.utils.checkpoint.checkpoint(self.inner, self.outer(x), use_reentrant=False)",
+            "        with torch.no_grad(): [row.sum().item() for row in h.unbind()]",
             "        return h",
             "net = Net()",
         ),
@@ -1318,7 +1325,23 @@ OTHERS = {
     ),
 }
 
+SAVED = on(
+    "(6, 3)",
+    "net.last = net(x).detach(); torch.save([types.SimpleNamespace(net=net), step], path)",
+    "print(torch.load(path, weights_only=False)[0].net.last)",
+    "try: torch.save([x, net, lambda: 1], path)",
+    "except Exception as error: print(type(error))",
+    header=(
+        "import tempfile, types",
+        "path = tempfile.mkdtemp() + '/saved.pt'",
+        "torch.manual_seed(0)",
+        "net = nn.Linear(3, 2)",
+    ),
+)
+OTHERS["a batch in an attribute of what is saved"] = SAVED
+
 SHARDED = {
+    "a sharded model in an attribute of what is saved": SAVED,
     "garbage that refers to a weight, on some ranks": on(
         "(6, 3)",
         "net(x).sum().backward(); print(net.weight.grad.tolist())",

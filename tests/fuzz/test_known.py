@@ -8,6 +8,7 @@ import pytest
 
 from tests.fuzz.compare import difference, script
 from tests.fuzz.known import LAYOUTS, OTHERS, SHARDED
+from tests.fuzz.program import play
 from tests.fuzz.ranks import Ranks
 
 KNOWN = LAYOUTS | OTHERS | SHARDED
@@ -25,6 +26,8 @@ def ranks() -> Iterator[dict[tuple[str, int], Ranks]]:
 @pytest.mark.parametrize("name", KNOWN)
 def test_known(name: str, ranks: dict[tuple[str, int], Ranks]) -> None:
     program = KNOWN[name]
+    expected = play(program)
+    assert expected.error is None
     for run in [("fsdp", 2)] if name in SHARDED else RUNS:
-        found = difference(program, ranks[run])
+        found = difference(program, ranks[run], expected)
         assert found is None, f"{run}: {found.kind}: {found.text}\n{script(program)}"

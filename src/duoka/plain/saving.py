@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
+from types import FunctionType, NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,7 +58,7 @@ def install(session: Session) -> None:
             original(obj, f, *args, **kwargs)
             return
         write = partial(original, obj, f, *args, **kwargs)
-        if view.has_sharded and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
+        if _holds_batches(obj):
             pickled = io.BytesIO()  # by all ranks: gathering is a collective
             original(obj, pickled, *args, **kwargs)
             write = partial(_write, f, pickled)
@@ -146,6 +148,26 @@ def _save_together(session: Session, obj: Any, path: Any) -> bool:
     session.caller.written.add(os.path.abspath(path))  # reading it waits for rank 0
     write_together(obj, path, session.ranks, session.first)
     return True
+
+
+class _Search(pickle.Pickler):
+    """Looks for batches and sharded parameters in what `pickle` reaches: attributes of objects of any class, too."""
+
+    found = False
+
+    def persistent_id(self, obj: Any) -> int | None:
+        self.found = self.found or isinstance(obj, BatchTensor)
+        return 0 if isinstance(obj, (Tensor, type, FunctionType)) else None  # 0: nothing of it is pickled
+
+
+def _holds_batches(obj: Any) -> bool:
+    """Return whether something in `obj` is to be gathered when it is pickled."""
+    if all(isinstance(leaf, (Tensor, int, float, str, NoneType)) for leaf in tree_leaves(obj)):
+        return bool(batches_in(obj))
+    search = _Search(io.BytesIO())
+    with suppress(Exception):  # which torch.save raises
+        search.dump(obj)
+    return search.found
 
 
 def _write(path: Any, data: io.BytesIO) -> None:
