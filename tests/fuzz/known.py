@@ -201,6 +201,26 @@ LAYOUTS = {
         "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
         ("ids[:, 1:].reshape(-1).mul_(2)", "ids[:, 1:].ravel().mul_(2)", "print(ids.tolist())"),
     ),
+    "an index out of range of one rank, in a tensor that all have": on(
+        "(6, 4)",
+        "i, labels = torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 9])",
+        "for fails in (\n"
+        "    lambda: x[i, i], lambda: x.gather(1, labels[:, None]), lambda: x[i, labels],\n"
+        "    lambda: F.cross_entropy(x, labels), lambda: F.nll_loss(x, target=labels, reduction='none'),\n"
+        "    lambda: torch.gather(input=x, dim=1, index=labels[:, None]), lambda: x.scatter(1, labels[:, None], 5),\n"
+        "):\n"
+        "    try:\n"
+        "        fails()\n"
+        "    except (IndexError, RuntimeError) as error:\n"
+        "        print(error, x.sum())",
+        "print(x[i, i % 4], x.gather(1, (labels % 4)[:, None]), F.cross_entropy(x, labels % 4))",
+    ),
+    "a batch as the weight of a layer": on(
+        "(4, 4, 4)",
+        "z = torch.linspace(-1, 2, 16).view(4, 4)",
+        "print(F.bilinear(x[0], z, x), F.bilinear(x[:, 0], z, x))",
+    ),
+    "gumbel_softmax over the samples": on("(6, 4)", "print(F.gumbel_softmax(x.t(), hard=True).sum(1))"),
     "writes that torch does not count": on(
         "(5, 4)",
         "y = x.view(5, 2, 2).hsplit([1])[0]",
@@ -1637,6 +1657,26 @@ SHARDED = {
         "x.mul_(2); v = x[:, 1:]; a, b = v[0], x[0]; v.add_(1); print(a._version, b._version, x._version)",
         "a.zero_(); b += 1; print(x._version, v._version, a._version)",
     ),
+    "an index out of range of one rank, in a tensor that all have": on(
+        "(6, 4)",
+        "i, labels = torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 9])",
+        "for fails in (\n"
+        "    lambda: x[i, i], lambda: x.gather(1, labels[:, None]), lambda: x[i, labels],\n"
+        "    lambda: F.cross_entropy(x, labels), lambda: F.nll_loss(x, target=labels, reduction='none'),\n"
+        "    lambda: torch.gather(input=x, dim=1, index=labels[:, None]), lambda: x.scatter(1, labels[:, None], 5),\n"
+        "):\n"
+        "    try:\n"
+        "        fails()\n"
+        "    except (IndexError, RuntimeError) as error:\n"
+        "        print(error, x.sum())",
+        "print(x[i, i % 4], x.gather(1, (labels % 4)[:, None]), F.cross_entropy(x, labels % 4))",
+    ),
+    "a batch as the weight of a layer": on(
+        "(4, 4, 4)",
+        "z = torch.linspace(-1, 2, 16).view(4, 4)",
+        "print(F.bilinear(x[0], z, x), F.bilinear(x[:, 0], z, x))",
+    ),
+    "gumbel_softmax over the samples": on("(6, 4)", "print(F.gumbel_softmax(x.t(), hard=True).sum(1))"),
     "writes that torch does not count": on(
         "(6, 4)",
         "v, r = x[:, 1:], x[0]; x.apply_(lambda a: a + 1); x.map_(x.clone(), lambda a, b: a * b)",

@@ -26,11 +26,9 @@ from duoka.view.rules.indexing import spelled_out, width_of
 from duoka.view.rules.lookup import argument, dtype_of, functions, shape_of
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, rows_by_share
 
-_INDEXING = """
-embedding embedding_bag gather take_along_dim index_select take cross_entropy nll_loss multi_margin_loss
-multilabel_margin_loss one_hot index_put scatter scatter_add scatter_reduce index_add index_copy max_unpool1d
-max_unpool2d max_unpool3d
-"""
+_LABELS = "cross_entropy nll_loss multi_margin_loss multilabel_margin_loss"
+_INDEXING = "embedding embedding_bag take_along_dim take one_hot max_unpool1d max_unpool2d max_unpool3d"
+_ALONG = "gather index_select scatter scatter_add scatter_reduce index_add index_copy"
 _ALONG_IN_PLACE = "scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_reduce_"
 _MATRICES = """
 cholesky cholesky_inverse inverse inv solve eig eigh eigvals eigvalsh svd svdvals pinv lu lu_factor ldl_factor lstsq
@@ -41,9 +39,11 @@ _DIVISIONS_BY_SELF = "__rfloordiv__ __rmod__"
 _DIVISIONS_IN_PLACE = "floor_divide_ remainder_ fmod_ lcm_ __ifloordiv__ __imod__ div_ divide_"
 
 BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
-_PUT = frozenset({Tensor.__setitem__, *functions("index_put_")})
-_INDEXED_IN_PLACE = _PUT.union(functions(_ALONG_IN_PLACE))
-_BY_INDEX = frozenset({*functions(_INDEXING), *BY_ITEM}) | _INDEXED_IN_PLACE
+_BY_ITEMS = frozenset({*BY_ITEM, *functions("index_put index_put_")})
+_BY_DIM = frozenset(functions(f"{_ALONG} {_ALONG_IN_PLACE}"))
+_BY_LABEL = frozenset(functions(_LABELS))
+_INDEXED_IN_PLACE = frozenset({Tensor.__setitem__, *functions(f"index_put_ {_ALONG_IN_PLACE}")})
+_BY_INDEX = _BY_ITEMS.union(_BY_DIM, _BY_LABEL, functions(_INDEXING))
 _DIVIDED_IN_PLACE = frozenset(functions(_DIVISIONS_IN_PLACE))
 _DIVISOR_FIRST = frozenset(functions(_DIVISIONS_BY_SELF))
 _DIVIDED = frozenset(functions(_DIVISIONS)) | _DIVISOR_FIRST | _DIVIDED_IN_PLACE
@@ -74,16 +74,14 @@ def may_fail(func: Any, args: Args, batches: Sequence[BatchTensor], kwargs: dict
         return isinstance(argument(args, kwargs or {}, *_BY_PROBABILITY[func]), BatchTensor)
     if func is F.embedding and len(args) > 1 and _is_known_to_fit(args[0], args[1]):
         return False
-    if func in WRITES_ROWS:
-        return (kwargs is None and len(args) < 3) or any(
+    if func in _BY_ITEMS or func in _BY_DIM:  # of an index that all ranks have, each takes its rows
+        return (kwargs is None and len(args) < 3 and func is not Tensor.__getitem__) or any(
             isinstance(index, BatchTensor) or _is_outside(index, values)
             for index, values in _indices(func, args, kwargs or {})
         )
-    if func in BY_ITEM and args[0] is batches[0]:  # the tensor that is indexed is not an index
-        batches = batches[1:]
-    return func in _BY_VALUE or any(
-        not batch.dtype.is_floating_point and batch.dtype != torch.bool for batch in batches
-    )
+    if func in _BY_LABEL:
+        return (kwargs is None and len(args) < 2) or any(map(_is_index, (*args, *(kwargs or {}).values())))
+    return func in _BY_VALUE or any(map(_is_index, batches))
 
 
 def note_range(indices: Tensor, end: int) -> None:
@@ -139,9 +137,9 @@ def check_values(func: Any, args: Args, kwargs: Kwargs) -> bool:
 
 
 def _indices(func: Any, args: Args, kwargs: Kwargs) -> Iterator[tuple[Tensor, range]]:
-    """Return the index tensors of a call that writes in place, each with the range of its values."""
-    shape = shape_of(args[0])
-    if func not in _PUT:
+    """Return the index tensors of a call of _BY_DIM or _BY_ITEMS, each with the range of its values."""
+    shape = shape_of(argument(args, kwargs, 0, "input"))
+    if func in _BY_DIM:
         dim, index = argument(args, kwargs, 1, "dim"), argument(args, kwargs, 2, "index")
         if isinstance(index, Tensor) and isinstance(dim, int) and -len(shape) <= dim < len(shape):
             yield index, range(shape[dim])
@@ -151,6 +149,10 @@ def _indices(func: Any, args: Args, kwargs: Kwargs) -> Iterator[tuple[Tensor, ra
         if isinstance(item, Tensor) and dtype_of(item) != torch.bool:
             yield item, range(-shape[dim], shape[dim])
         dim += 0 if item is None else width_of(item)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Tensor) and not dtype_of(value).is_floating_point and dtype_of(value) != torch.bool
 
 
 def _is_outside(index: Tensor, values: range) -> bool:

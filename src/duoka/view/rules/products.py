@@ -206,7 +206,7 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
 def bilinear(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """F.bilinear(rows, rows, weight, bias)."""
     spec, right = align(args[:2])
-    if right < 2:
+    if right < 2 or batches_in((args[2:], kwargs)):
         return NotImplemented
     sides = [localise(side, spec, right) for side in args[:2]]
     return BatchTensor(func(*sides, *args[2:], **kwargs), spec)

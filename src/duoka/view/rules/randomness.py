@@ -156,7 +156,7 @@ def _draws_by_rows(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right
     """Return True if the function draws one number for each entry of the first tensor, independent of other rows."""
     shapes = {value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
     if func is F.gumbel_softmax:
-        return bool(argument(args, kwargs, 4, "dim", -1) % right != spec.dim)
+        return bool(argument(args, kwargs, 4, "dim", -1) % (spec.dim + right) != spec.dim)
     if func is F.rrelu and argument(args, kwargs, 4, "inplace"):
         return False  # it draws for those below 0 only
     if func is Tensor.bernoulli_ and isinstance(argument(args, kwargs, 1, "p"), Tensor):
