@@ -1720,4 +1720,12 @@ SHARDED = {
     "number of writes to a tensor that becomes rows": on(
         "(4, 3)", "p = torch.zeros(4, 3); p.add_(2); p[:, :2] = x[:, 1:]; p[1:, 0] = 8; print(p._version, p)"
     ),
+    "numbers of recorded writes beside a row": on(
+        "(7, 3)",
+        "x = x * w; row = x[5]; x[x > 3] = 2; print(x._version, row._version)",
+        "x.add_(1); x[:, 0] *= 2; print(x._version, row._version)",
+        "x.movedim(0, -1)[..., :2] += 5; print(x._version); x[1:3] *= w; print(x._version, row)",
+        "print(torch.autograd.grad(x.sum() + (row * 2).sum(), w))",
+        header=("w = torch.tensor(1.5, requires_grad=True)",),
+    ),
 }

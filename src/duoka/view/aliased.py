@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -221,12 +221,16 @@ class AliasedCopy:
                 f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
                 "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
             )
-        number = self.rows_version() + version(self.full) - self.versions[1]
-        self.write_values()
-        set_version(self.rows, number)
+        with uncounted(self.rows):
+            self.write_values()
+        self.count_writes()
         self.mark_equal()
         if self.written_back is not None:
             self.written_back()
+
+    def count_writes(self) -> None:
+        """Count what the script has written to the copy as writes to the rows."""
+        set_version(self.rows, self.rows_version() + version(self.full) - self.versions[1])
 
     def write_values(self) -> None:
         """Copy the values of the gathered copy into the rows."""
@@ -424,6 +428,8 @@ class AliasedCopies:
             if same_memory(put_back, copy.full) and copy.copied.is_recorded():
                 if any(is_of_leaf(rows) for rows in arguments):  # torch refuses the write before
                     copy.spec.view.shares.synchronize(_gather_again, (copy, None))
+                else:
+                    copy.count_writes()
                 copy.mark_equal()
         for rows in arguments:
             self.write_back(rows)
@@ -496,12 +502,13 @@ def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
     first, base = parts[0]
     counted = first.rows_version() != first.versions[0]  # else the script has written through `x.data`
     full = first.spec.gather_shares([(copy.spec, copy.recorded_rows(of)) for copy, of in parts])
-    with torch.no_grad(), nullcontext() if counted else uncounted(first.full):
+    number = version(first.full)
+    with torch.no_grad(), uncounted(first.full):
         overwrite(first.full, full)
-    if counted:
-        set_version(first.full, max(version(first.full), version(first.rows)))
     if base is not None and full.requires_grad:
         first.copied.record_write(base, full)
+    if counted:
+        set_version(first.full, max(number + 1, version(first.rows)))
     for copy, _ in parts:
         copy.mark_equal()
     return [None] * len(parts)
