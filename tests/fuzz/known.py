@@ -1362,6 +1362,17 @@ OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
     "a sharded model in an attribute of what is saved": SAVED,
+    "tensors of weights written beside batches": on(
+        "(6, 3)",
+        "net(x); w = net.weight * 1.0; w.lerp_(x, 0.5); print(w.tolist())",
+        "print(torch.autograd.grad(w.square().sum(), net.weight))",
+        "v = net.weight.detach().clone(); v[x > 0] = 0; print(v.tolist())",
+        "torch._foreach_add_([v], [x]); print(v.tolist())",
+        "t = net.weight * 1.0; out = F.embedding(x.long().abs() % 6, t, max_norm=0.5)",
+        "print(t.tolist(), torch.autograd.grad(out.sum(), t))",
+        "with torch.inference_mode(): s = t * 1; s[x > 0] = 0; print(s.add_(x) is s, s.tolist())",
+        header=("torch.manual_seed(0)", "net = nn.Linear(3, 6)"),
+    ),
     "garbage that refers to a weight, on some ranks": on(
         "(6, 3)",
         "net(x).sum().backward(); print(net.weight.grad.tolist())",

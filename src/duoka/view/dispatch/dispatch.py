@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from duoka.errors import DuokaError
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves, tree_map_only
-from duoka.view.aliased import same_memory
+from duoka.view.aliased import history, same_memory, version
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
@@ -80,8 +80,7 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     # Rows of a parameter and rows of a batch are divided differently: no rule has both.
     gathered = _gather_parameters(call) if view.has_sharded or view.of_parameters else None
     if gathered is not None:
-        args, kwargs = gathered
-        return dispatch(func, args, kwargs) if batches_in(gathered) else func(*args, **kwargs)
+        return _beside_batches(call, gathered)
     if view.of_parameters:
         view.written += call.may_write()  # whole parameters that were gathered before are out of date
         if view.device is not None:
@@ -201,18 +200,32 @@ def _draw_as_all_ranks(call: DescribedCall) -> Any:
         return whole()
 
 
-def _gather_parameters(call: DescribedCall) -> Any:
-    """Return the arguments with sharded parameters gathered where they stand beside batches; else None."""
+def _gather_parameters(call: DescribedCall) -> dict[int, tuple[BatchTensor, Tensor]] | None:
+    """Return sharded parameters that stand beside batches and the same gathered, by identity; None if none do."""
     if call.func in _PASSES or len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
         return None
     gathered = {
-        id(batch): batch.full_tensor().to(batch._meta.spec.view.computes_on or batch.device)
+        id(batch): (batch, batch.full_tensor().to(batch._meta.spec.view.computes_on or batch.device))
         for batch in call.batches
         if batch._meta.spec.view.of_parameters
     }
-    if not 0 < len(gathered) < len({id(batch) for batch in call.batches}):
-        return None
-    return tree_map_only(BatchTensor, lambda batch: gathered.get(id(batch), batch), (call.args, call.kwargs))
+    return gathered if 0 < len(gathered) < len({id(batch) for batch in call.batches}) else None
+
+
+def _beside_batches(call: DescribedCall, gathered: dict[int, tuple[BatchTensor, Tensor]]) -> Any:
+    """Make a call with gathered parameters, and copy what it writes to them into the shards."""
+    before = [(version(full), history(full)) for _, full in gathered.values()]
+    parts = (call.func, call.args, call.kwargs)
+    func, args, kwargs = tree_map_only(
+        BatchTensor, lambda batch: gathered[id(batch)][1] if id(batch) in gathered else batch, parts
+    )
+    out = dispatch(func, args, kwargs) if batches_in((args, kwargs)) else func(*args, **kwargs)
+    for (batch, full), (number, recorded) in zip(gathered.values(), before, strict=True):
+        if isinstance(full, BatchTensor) or version(full) != number:
+            with torch.set_grad_enabled(history(full) is not recorded):
+                batch.copy_(full.full_tensor() if isinstance(full, BatchTensor) else full)
+    written = {id(full): batch for batch, full in gathered.values()}
+    return tree_map_only(Tensor, lambda leaf: written.get(id(leaf), leaf), out)
 
 
 def _replay_or_run(call: DescribedCall) -> Any:
