@@ -1739,4 +1739,11 @@ SHARDED = {
         "print(torch.autograd.grad(x.sum() + (row * 2).sum(), w))",
         header=("w = torch.tensor(1.5, requires_grad=True)",),
     ),
+    "a write to a piece of all rows, with a gradient": on(
+        "(6, 3)",
+        "y = x * w; v = y.vsplit(1)[0]; v.mul_(v); u = torch.cat([y, y]).tensor_split(2)[1]; u += 1; print(u, v)",
+        "print(torch.autograd.grad(u.sum() + v.sum(), w)); z = (x * w).split(6)[0]",
+        "z.add_(1)",
+        header=("w = torch.tensor(2.0, requires_grad=True)",),
+    ),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -76,8 +77,17 @@ def split(batch: BatchTensor, func: Function, args: Args, kwargs: Kwargs) -> Any
     of = func(torch.empty(batch.shape, device="meta"), *args[1:], **kwargs)
     sizes = [piece.shape[spec.dim] for piece in of]
     specs = [spec_of_blocks(spec, size) for size in sizes]
-    pieces = batch._local.split([piece.local_size for piece in specs], spec.dim)
+    counts = [piece.local_size for piece in specs]
+    if func in _NOT_WRITTEN:
+        pieces = batch._local.split(counts, spec.dim)
+    else:
+        starts = accumulate(counts, initial=0)
+        pieces = [batch._local.narrow(spec.dim, start, count) for start, count in zip(starts, counts, strict=False)]
     return type(of)(map(BatchTensor, pieces, specs))
+
+
+# Autograd refuses writes to one of their results.
+_NOT_WRITTEN = functions("chunk split split_with_sizes", (Tensor, torch))
 
 
 def spec_of_blocks(spec: Spec, size: int) -> Spec:
