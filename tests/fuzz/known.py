@@ -1343,6 +1343,13 @@ OTHERS = {
             "for p in net.parameters(): p.register_post_accumulate_grad_hook(step)",
         ),
     ),
+    "garbage with weights that were thawed, on some ranks": on(
+        "(6, 3)",
+        "old = nn.Linear(3, 2).requires_grad_(False); old(x); old.requires_grad_(True)",
+        "cycle = [old]; cycle.append(cycle); del cycle, old; lists = [[] for _ in range(1000)]",
+        "net(x).sum().backward(); print(net.weight.grad.tolist())",
+        header=("torch.manual_seed(0)", "net = nn.Linear(3, 2)"),
+    ),
 }
 
 SAVED = on(

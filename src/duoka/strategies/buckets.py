@@ -275,13 +275,21 @@ class Bucketed(Strategy):
         if is_lazy(parameter) or parameter.is_meta:  # has no values yet
             return
         if not parameter.requires_grad:
-            if parameter not in self._frozen:
-                self._ranks.broadcast_into(parameter, 0)
-            self._frozen[parameter] = None  # it may require a gradient later
+            if parameter not in self._frozen:  # it may require a gradient later
+                self._frozen[parameter] = self._numbered(parameter)
             return
         if not accumulates_gradient(parameter):
             return
-        self._frozen.pop(parameter, None)
+        index = self._frozen.pop(parameter, None)
+        index = self._index[parameter] = self._numbered(parameter) if index is None else index
+        with unnumbered():
+            self._register(parameter, index)
+
+    def _numbered(self, parameter: Tensor) -> int:
+        """Make a new parameter equal on all ranks, and return its number.
+
+        A frozen one gets it at once: when it is thawed, it may be garbage that only some ranks still have.
+        """
         info = ParameterInfo(ref(parameter), parameter.shape, parameter.dtype, parameter.device)
         if self._free:
             index = self._free.pop(0)
@@ -289,10 +297,8 @@ class Bucketed(Strategy):
         else:
             index = len(self._infos)
             self._infos.append(info)
-        self._index[parameter] = index
         self._ranks.broadcast_into(parameter, 0)
-        with unnumbered():
-            self._register(parameter, index)
+        return index
 
     def reach(self, parameter: Tensor) -> None:
         """Note that the pass reached a sharded parameter, for observers."""
