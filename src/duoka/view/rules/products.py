@@ -122,7 +122,7 @@ def tensordot(func: Function, args: Args, kwargs: Kwargs) -> Any:
         dims = list(range(count[0] - dims, count[0])), list(range(dims))
     if len(dims) != 2 or not all(isinstance(side, (list, tuple)) for side in dims):
         return NotImplemented
-    over = [[dim % n for dim in side] for side, n in zip(dims, count, strict=True)]
+    over = [from_left(side, ndim) for side, ndim in zip(dims, count, strict=True)]
     return _as_einsum(left, right, *over)
 
 
