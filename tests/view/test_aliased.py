@@ -98,12 +98,14 @@ def test_what_nobody_holds_is_forgotten() -> None:
     on_ranks(2, on_rank)
 
 
-def test_a_write_with_a_gradient_into_rows_is_refused() -> None:
+def test_a_write_with_a_gradient_beside_rows_of_another_view_is_refused() -> None:
     def on_rank(view: View) -> None:
         x = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
-        x[0].mul_(2)
+        row, column = x[0], x[:, 1][0]
+        row.mul_(2)  # on one device, the history of `column`, too
         with pytest.raises(Refused, match=r"x\[i\] = value"):
             x.sum()
+        del column
 
     on_ranks(2, on_rank)
 

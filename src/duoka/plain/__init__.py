@@ -94,7 +94,7 @@ def _finish(view: View, verbose: bool) -> None:
     """After a script that ended well: print what cost time, and raise a `Refused` that the script caught."""
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
-    view.aliased.write_back()
+    view.shares.each(lambda index: view.siblings[index].aliased.write_back())
     for name in sorted(view.row_independent.unused):
         why = "no function of this name was called with a batch, or it has a rule"
         view.say(f"--row-independent {name} had no effect: {why}")

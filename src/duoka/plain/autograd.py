@@ -75,9 +75,9 @@ def install(session: Session) -> None:
 
 def _write_back_copies(view: View) -> None:
     """Write rows of batches that the script has changed back before a pass reads what autograd has saved."""
+    if any(share.aliased.copies for share in view.siblings):
+        view.shares.each(lambda index: view.siblings[index].aliased.write_back())
     for share in view.siblings:
-        if share.aliased.copies:
-            share.aliased.write_back()
         share.saved.count_writes()
         share.saved.copy_split()
 

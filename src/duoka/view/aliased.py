@@ -48,28 +48,61 @@ if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
 
 
+Parts = list[tuple["Spec", Tensor]]  # the rows of each local share, and where they are in the batch
+
+
+class _Original:
+    """The rows of a local share of which a tensor is the copy: a view of `base`."""
+
+    def __init__(self, spec: Spec, rows: Tensor) -> None:
+        base = base_of(rows)
+        self.spec, self.base, self._form = spec, TensorWeakRef(base), form_of(rows)
+        self.key = memory_of(rows), id(base)  # also once the base is gone
+
+    def record(self, copy: Tensor) -> None:
+        """Replace the values of the rows by those of their copy, with its history."""
+        base = self.base()
+        if base is not None:  # else nothing can read them
+            offset, shape, strides = self._form
+            with torch.enable_grad(), without_modes():
+                overwrite(base.as_strided(shape, strides, offset), self.spec.local_rows(physical(copy)))
+
+
 @dataclass(slots=True, eq=False)
 class _Known:
     """A tensor of a copy's memory that duoka refers to."""
 
     tensor: Tensor
-    base: TensorWeakRef | None  # of the rows of which it is a copy
+    originals: list[_Original]  # of each local share
     history: Any  # when it was last equal to them
+
+    @property
+    def base_key(self) -> tuple[int, int] | None:
+        """Equal for copies of the same base of rows; None if it is a copy of none."""
+        return self.originals[0].key if self.originals else None
+
+    def is_of(self, base: Tensor) -> bool:
+        """Return True if it is a copy of rows of this base, of the first local share."""
+        return len(self.originals) > 0 and self.originals[0].base() is base
+
+    def is_recorded(self) -> bool:
+        """Return True if autograd has recorded a write to its memory since it was equal to the rows."""
+        return history(self.tensor) is not self.history
 
 
 class CopyMemory:
     """The memory of a gathered copy, as all local shares know it.
 
-    argument: the copy of `rows`, which the script's function got. holders: references to its memory before the script
-    got one.
+    argument: the copy of the rows in `parts`, which the script's function got. holders: references to its memory
+    before the script got one.
     """
 
     full: Tensor  # all that has been gathered, without autograd, and as it is in memory
 
-    def __init__(self, argument: Tensor, rows: Tensor, holders: int) -> None:
+    def __init__(self, argument: Tensor, parts: Parts, holders: int) -> None:
         self.full, self.memory = as_in_memory(argument), memory_of(argument)
-        base = TensorWeakRef(base_of(rows))
-        self._known = [_Known(argument, base, history(argument)), _Known(self.full, None, None)]
+        originals = [_Original(*part) for part in parts]
+        self._known = [_Known(argument, originals, history(argument)), _Known(self.full, [], None)]
         self._others = holders - 1  # references to it that are not the script's: the base of a view
 
     def mark_equal(self) -> None:
@@ -79,25 +112,43 @@ class CopyMemory:
 
     def is_recorded(self) -> bool:
         """Return True if autograd has recorded a write to this memory since it was equal to the rows."""
-        return any(history(known.tensor) is not known.history for known in self._known)
+        return any(known.is_recorded() for known in self._known)
 
     def is_held(self) -> bool:
         """Return True if the script still holds a reference to this memory."""
         return holders(self.full) > self._others + len(self._known)
 
-    def keep(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        """Return a copy of `rows`, of which a reference does not mean that the script holds the memory.
+    def keep(self, tensor: Tensor, parts: Parts, records: bool = False) -> Tensor:
+        """Return a copy of the rows in `parts`, of which a reference does not mean that the script holds the memory.
 
-        It is the one that is known, if one of the same form is, and if neither has gradients.
+        It is the one of the same form that is known, if neither has gradients. records: one with gradients will do.
         """
-        base = base_of(rows)
+        base = base_of(parts[0][1])
         for known in self._known:
-            of_base = known.base is not None and known.base() is base
-            same = of_base and not (tensor.requires_grad or known.tensor.requires_grad)
-            if known.tensor is tensor or (same and _same_form(known.tensor, tensor)):
+            has_gradients = known.tensor.requires_grad
+            fits = (has_gradients and records) or not (has_gradients or tensor.requires_grad)
+            if known.tensor is tensor or (fits and known.is_of(base) and _same_form(known.tensor, tensor)):
                 return known.tensor
-        self._known.append(_Known(tensor, TensorWeakRef(base), history(tensor)))
+        self._known.append(_Known(tensor, [_Original(*part) for part in parts], history(tensor)))
         return tensor
+
+    def recorded(self) -> list[_Known]:
+        """Return the tensors to which autograd has recorded a write since they were equal to the rows.
+
+        Raises:
+            Refused: another tensor of the same rows would need that history, too.
+        """
+        self._forget_unused()
+        written = [known for known in self._known if known.is_recorded()]
+        for known in written:
+            base = known.originals[0].base() if known.originals else None
+            several = sum(other.base_key == known.base_key for other in self._known) > 1
+            if several or known.base_key is None or not (base is None or _can_be_recorded(base, known.tensor)):
+                raise Refused(
+                    f"rows taken from a batch were written into before {user_line()}, with a gradient; write through "
+                    "the batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
+                )
+        return written
 
     def record_write(self, base: Tensor, full: Tensor) -> None:
         """Record that `full`, with a graph, has replaced the values of all tensors that were taken of a base."""
@@ -105,7 +156,7 @@ class CopyMemory:
         memory = torch.empty_strided(full.shape, self.full.stride(), dtype=full.dtype, device=full.device)
         overwrite(memory, full)
         for known in self._known:
-            if known.base is not None and known.base() is base and known.tensor.dtype == full.dtype:
+            if known.is_of(base) and known.tensor.dtype == full.dtype:
                 target = physical(known.tensor)
                 offset = int(target.storage_offset()) - int(self.full.storage_offset())
                 overwrite(target, memory.as_strided(target.shape, target.stride(), offset))
@@ -113,7 +164,8 @@ class CopyMemory:
     def _forget_unused(self) -> None:
         """Forget the tensors that nothing else refers to, of which a loop over rows makes many."""
         # The base of a view is among `_others`.
-        loose = [known for known in self._known if base_of(known.tensor) is known.tensor is not self.full]
+        unrecorded = [known for known in self._known if not known.is_recorded()]
+        loose = [known for known in unrecorded if base_of(known.tensor) is known.tensor is not self.full]
         references = [TensorWeakRef(known.tensor) for known in loose]
         for known in loose:
             del known.tensor
@@ -127,7 +179,7 @@ class CopyMemory:
     def extend(self, shape: Sequence[int], offset: int) -> Tensor:
         """Make `full` a contiguous tensor of this shape, whose first element is at `offset` in this memory."""
         self.full = self.full.as_strided(shape, contiguous_strides(shape), offset).detach()
-        self._known.append(_Known(self.full, None, None))
+        self._known.append(_Known(self.full, [], None))
         return self.full
 
 
@@ -211,19 +263,20 @@ class AliasedCopy:
         """Update the rows from the gathered copy, to which the script has written.
 
         Raises:
-            Refused: the write has a gradient.
+            Refused: the write has a gradient, and the script holds several copies of these rows.
         """
         if version(self.full) == self.versions[1]:
             self._write(self.rows.data)  # numpy: without counting a write, as on one device
             return
-        if self.copied.is_recorded():
-            raise Refused(
-                f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
-                "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
-            )
+        number = self.rows_version() + version(self.full) - self.versions[1]
+        recorded = self.copied.recorded() if self.copied.is_recorded() else []
+        for known in recorded:
+            for original in known.originals:
+                if original.key[0] == self.memory:
+                    original.record(known.tensor)
         with uncounted(self.rows):
             self.write_values()
-        self.count_writes()
+        set_version(self.rows, max(number, self.rows_version()))
         self.mark_equal()
         if self.written_back is not None:
             self.written_back()
@@ -344,11 +397,14 @@ class AliasedCopies:
                 return None if copy.saved else copy.rows.detach()
         return None
 
-    def of(self, rows: Tensor, spec: Spec, strides: Strides, others: Sequence[AliasedCopy] = ()) -> Tensor | None:
+    def of(
+        self, parts: Parts, strides: Strides, others: Sequence[AliasedCopy] = (), records: bool = False
+    ) -> Tensor | None:
         """Return the existing copy of these rows, a part of it; None if there is none that holds it.
 
-        others: further copies of their memory, which the script does not hold.
+        others: further copies of their memory, which the script does not hold. records: as for `CopyMemory.keep`.
         """
+        spec, rows = parts[0]
         known = self.held(rows)
         for copy in [*([known] if known is not None else []), *others]:
             # Kept for calls in other modes.
@@ -357,7 +413,7 @@ class AliasedCopies:
                 part = None if part is None else part.detach()
             if part is not None:
                 copy.active = True
-                return copy.copied.keep(part, rows)
+                return copy.copied.keep(part, parts, records)
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
@@ -455,6 +511,11 @@ class AliasedCopies:
 def is_of_leaf(rows: Tensor) -> bool:
     """Return True if torch refuses a write to a tensor, as it is or views a leaf that requires a gradient."""
     return torch.is_grad_enabled() and base_of(rows).is_leaf and base_of(rows).requires_grad
+
+
+def _can_be_recorded(base: Tensor, copy: Tensor) -> bool:
+    """Return True if autograd can record a write of a copy to the base of its rows."""
+    return not (is_of_leaf(base) or base.dtype != copy.dtype or base.is_conj() or base.is_neg())
 
 
 def form_of(tensor: Tensor) -> tuple[int, torch.Size, Strides]:

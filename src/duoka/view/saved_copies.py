@@ -62,7 +62,8 @@ class _Gathered:
         else:
             full = rows.new_empty(0, device=self.device).set_(memory, self.offset, self.shape, self.strides)
         active = memory is not None
-        return AliasedCopy(rows, self.spec, self.strides, CopyMemory(full, rows, 1), active=active, saved=True)
+        copied = CopyMemory(full, [(self.spec, rows)], 1)
+        return AliasedCopy(rows, self.spec, self.strides, copied, active=active, saved=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -223,7 +223,12 @@ class View:
             node = tensor.grad_fn
         if isinstance(node, (_REPLICATED, GATHERED)) or (not shares.exact and self._adopts_leaves_of(node)):
             return tensor
-        replicated: Tensor = shares.synchronize(lambda tensors: Replicate.apply(shares, tensors[0]), tensor)
+
+        def replicate(tensors: list[Tensor]) -> Any:  # an alias for each share
+            with torch.enable_grad():  # as in the share
+                return Replicate.apply(shares, tensors[0])
+
+        replicated: Tensor = shares.synchronize(replicate, tensor)
         return replicated
 
     def _adopt(self, leaf: Tensor) -> None:

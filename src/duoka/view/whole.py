@@ -26,6 +26,7 @@ from duoka.view.aliased import (
     AliasedCopies,
     AliasedCopy,
     CopyMemory,
+    Parts,
     as_in_memory,
     blocks_of_memory,
     has_memory_of,
@@ -166,17 +167,20 @@ class GatheredArgument:
     def __init__(
         self, batch: BatchTensor, keep: bool, writes: bool = False, others: Sequence[AliasedCopy] = ()
     ) -> None:
-        parts = [(share._spec, share._local) for share in batch._shares]
+        batch._spec.view.shares.each(lambda index: batch._shares[index]._local)  # which may have a gradient to record
+        parts = _parts(batch)
         spec, rows = parts[0]
         aliased, strides = spec.view.aliased, batch._meta.strides
         keep = keep and not (aliased.has_uncounted_writes or operators_are_observed())
         known = batch._cached.of(rows, aliased) if keep and batch._cached is not None else None
         if known is None:
-            full = aliased.of(rows, spec, strides, others)
+            records = rows.requires_grad and records_gradients()
+            shows_history = records and not (operators_are_observed() or (writes and is_of_leaf(rows)))
+            full = aliased.of(parts, strides, others, shows_history)
             if full is None and aliased.held(rows) is not None:
                 _extend_copy(batch)
-                full = aliased.of(rows, spec, strides)
-            if full is None or (rows.requires_grad and records_gradients()):
+                full = aliased.of(parts, strides, (), shows_history)
+            if full is None or (records and not full.requires_grad):
                 # torch refuses a write to a leaf before it writes: here when the rows are written, so it must
                 # not reach what the script holds.
                 known = _gather(batch, parts, None if writes and is_of_leaf(rows) else full)
@@ -190,7 +194,7 @@ class GatheredArgument:
         self.batch, self.full, self._keeps, self._writes = batch, known, keep, writes
         self._version, self._grad_fn = version(known), history(known)
         self._versions_of_rows = [version(share._rows) for share in batch._shares]
-        self.memory = _memory_of(known, rows, aliased, others)
+        self.memory = _memory_of(known, parts, others)
         self.argument = _requiring_grad_as(rows, known)
 
     def is_unwritten(self) -> bool:
@@ -294,13 +298,14 @@ def _place_in_memory(batch: BatchTensor) -> tuple[int, int]:
     return (0, 0) if blocks is None else (offset_in_batch(rows, spec, strides), blocks[0].size * blocks[1])
 
 
-def _memory_of(known: Tensor, rows: Tensor, aliased: AliasedCopies, others: Sequence[AliasedCopy]) -> CopyMemory:
+def _memory_of(known: Tensor, parts: Parts, others: Sequence[AliasedCopy]) -> CopyMemory:
     """Return what is known of the memory of a copy; of a new one, the references to it that there are now."""
-    held = aliased.held(rows)
+    spec, rows = parts[0]
+    held = spec.view.aliased.held(rows)
     for copy in [*([held] if held is not None else []), *others]:
         if same_memory(copy.full, known):
             return copy.copied
-    return CopyMemory(known, rows, holders(known))
+    return CopyMemory(known, parts, holders(known))
 
 
 def _requiring_grad_as(rows: Tensor, copy: Tensor) -> Tensor:
@@ -386,6 +391,10 @@ class CachedCopy:
         if any(copy.copied.memory != self.memory for copy in aliased.of_memory(rows)):
             return None
         return self.full if self.full.requires_grad == (rows.requires_grad and records_gradients()) else None
+
+
+def _parts(batch: BatchTensor) -> Parts:
+    return [(share._spec, share._rows) for share in batch._shares]
 
 
 def cache_copy(batch: BatchTensor, full: Tensor) -> None:
@@ -474,7 +483,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     elif cached.of(rows, aliased) is None:
         return False
     if alias is None:
-        add_alias(batch, cached.full, CopyMemory(cached.full, rows, holders(cached.full)), cached.full)
+        add_alias(batch, cached.full, CopyMemory(cached.full, _parts(batch), holders(cached.full)), cached.full)
     else:
         alias.active = True  # the script gets it again
     return True
@@ -484,7 +493,7 @@ def add_alias(batch: BatchTensor, full: Tensor, memory: CopyMemory, out: Any) ->
     """Keep track of the copy `full` of a batch, if the result `out` that the script gets shares its memory."""
     if not has_memory_of(memory.full, out):
         return
-    memory.keep(full, batch._shares[0]._rows)
+    memory.keep(full, _parts(batch))
     cached = batch._cached if batch._cached is not None and batch._cached.full is full else None
     for share in batch._shares:
         meta, aliased = share._meta, share._meta.spec.view.aliased

@@ -16,6 +16,7 @@ from duoka.view.rules.lookup import (
     NotByRows,
     align,
     argument,
+    from_left,
     functions,
     in_place,
     localise,

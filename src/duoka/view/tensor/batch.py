@@ -337,7 +337,7 @@ def set_rows(set_on: Callable[[Tensor], Tensor], full: Tensor, spec: Spec) -> St
     rows = set_on(laid_out(spec.local_rows(full.detach()).clone(), spec.local_strides(strides)))
     if not spec.view.of_parameters:
         holders = int(full.untyped_storage().resizable())  # else something else holds the memory, such as an array
-        aliased.add(rows, spec, strides, CopyMemory(full.detach(), rows, holders))
+        aliased.add(rows, spec, strides, CopyMemory(full.detach(), [(spec, rows)], holders))
     return strides
 
 
