@@ -201,6 +201,13 @@ LAYOUTS = {
         "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
         ("ids[:, 1:].reshape(-1).mul_(2)", "ids[:, 1:].ravel().mul_(2)", "print(ids.tolist())"),
     ),
+    "draws into a view with gaps, of single rows": on(
+        "(2, 4, 5)",
+        "torch.manual_seed(0); b = x[:, :3]; b.view_as(b).normal_(); print(x)",
+        "b.view(b.shape).uniform_(); b.reshape_as(b).bernoulli_(0.5); print(x)",
+        "t = x.transpose(1, 2); t.view_as(t).exponential_(); t.reshape_as(t).mul_(t); print(x)",
+        "print(F.dropout(x[:, :3]), torch.rand_like(t), F.dropout(t), torch.bernoulli(b.abs().clamp(max=1)))",
+    ),
     "rows written with a gradient": on(
         "(6, 4)",
         "losses = F.cross_entropy(x * w, torch.arange(6) % 4, reduction='none'); total = losses[0]",
@@ -1692,6 +1699,13 @@ SHARDED = {
         "x[-1] = x[0]; print(x._version); torch.sum(x[None], 0, out=x); print(x._version)",
         "x.mul_(2); v = x[:, 1:]; a, b = v[0], x[0]; v.add_(1); print(a._version, b._version, x._version)",
         "a.zero_(); b += 1; print(x._version, v._version, a._version)",
+    ),
+    "draws into a view with gaps, of single rows": on(
+        "(2, 4, 5)",
+        "torch.manual_seed(0); b = x[:, :3]; b.view_as(b).normal_(); print(x)",
+        "b.view(b.shape).uniform_(); b.reshape_as(b).bernoulli_(0.5); print(x)",
+        "t = x.transpose(1, 2); t.view_as(t).exponential_(); t.reshape_as(t).mul_(t); print(x)",
+        "print(F.dropout(x[:, :3]), torch.rand_like(t), F.dropout(t), torch.bernoulli(b.abs().clamp(max=1)))",
     ),
     "rows written with a gradient": on(
         "(6, 4)",

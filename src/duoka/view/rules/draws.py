@@ -9,16 +9,16 @@ Why: docs/decisions/0011-draws-below-autograd.md
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from duoka.private.torch import TorchDispatchMode, parts_of, schema_of, tree_map_only
 from duoka.view.generators import random_digest
-from duoka.view.shares.strides import global_strides, memory_order
+from duoka.view.shares.strides import Strides, global_strides, memory_order
 from duoka.view.tensor.spec import Spec
 
 # These ignore the previous values of the tensor that they fill.
@@ -69,6 +69,13 @@ class SeededMode(TorchDispatchMode):
         return self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
 
 
+class Layout(NamedTuple):
+    """The layout of a whole batch in memory."""
+
+    shape: Sequence[int]
+    strides: Strides
+
+
 def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Return the shape that an operator draws: that of its first tensor, or the one among its arguments."""
     for value in (*args, *kwargs.values()):
@@ -81,19 +88,19 @@ def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...
 
 
 def draw_own_rows(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None = None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, layout: Layout | None = None
 ) -> Any:
     """Return what `func` draws for this rank's rows when it draws for the whole batch.
 
-    order: the memory order of the whole batch, which the strides of a single row do not determine.
+    layout: of the whole batch, which the strides of a single row do not determine.
     """
     if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         sizes = list(shape_drawn(args, kwargs))
         sizes[spec.dim] = spec.size
         full = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
         return spec.local_rows(full).clone()
-    order = order if spec.local_size == 1 else None
-    if func is torch.ops.aten.bernoulli_.float and _draw_in_place(func, args, kwargs, spec, order):
+    layout = layout if spec.local_size == 1 else None
+    if func is torch.ops.aten.bernoulli_.float and _draw_in_place(func, args, kwargs, spec, layout):
         return args[0]
     by_value = is_by_value(func)
     wholes: dict[int, Tensor] = {}
@@ -105,9 +112,9 @@ def draw_own_rows(
             if by_value:
                 wholes[id(value)] = spec.gather(value).to(draws_on(value, spec))
             elif func.overloadpacket.__name__ in FILLING and value is args[0]:
-                wholes[id(value)] = _laid_out_like(value, spec, order)
+                wholes[id(value)] = _laid_out_like(value, spec, layout)
             else:
-                wholes[id(value)] = _among_others(value, spec, order)
+                wholes[id(value)] = _among_others(value, spec, layout)
         return wholes[id(value)]
 
     out = func(*map(whole_of, args), **{key: whole_of(value) for key, value in kwargs.items()})
@@ -131,19 +138,19 @@ class DrawCache:
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # what is drawn -> all rows, and the state after
 
     def draw(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, layout: Layout | None
     ) -> Any:
         """As `draw_own_rows`; cached for operators that fill a CPU tensor from the default generator."""
         name, rows = func.overloadpacket.__name__, args[0] if args else None
         fills = name in FILLING or func is torch.ops.aten.bernoulli_.float
         if not fills or not isinstance(rows, Tensor) or rows.device.type != "cpu" or kwargs.get("generator"):
-            return draw_own_rows(func, args, kwargs, spec, order)
+            return draw_own_rows(func, args, kwargs, spec, layout)
         key = random_digest(), func, args[1:], tuple(kwargs.items())
         if key in self._kept:
             full, after = self._kept[key]
             torch.set_rng_state(after)
         else:
-            full = _laid_out_like(rows, spec, order if spec.local_size == 1 else None)
+            full = _laid_out_like(rows, spec, layout if spec.local_size == 1 else None)
             func(full, *args[1:], **kwargs)
             self._kept[key] = full, torch.get_rng_state()
         rows.copy_(spec.local_rows(full))
@@ -155,14 +162,14 @@ _MANTISSA = 53  # bits of each 64 that `bernoulli_` uses
 
 
 def _draw_in_place(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, layout: Layout | None
 ) -> bool:
     """Fill the local rows as `bernoulli_` on the whole batch would, without memory for the other rows.
 
     Returns False, without drawing, if this would not give the same numbers, or the rows are not contiguous.
     """
     rows, likely = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-    order = order or memory_order(rows.stride())
+    order = memory_order(rows.stride() if layout is None else layout.strides)
     laid = rows.permute(order)
     if draws_on(rows, spec).type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
@@ -227,11 +234,14 @@ def draws_on(rows: Tensor, spec: Spec) -> torch.device:
     return spec.view.computes_on or rows.device
 
 
-def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
+def _laid_out_like(rows: Tensor, spec: Spec, layout: Layout | None) -> Tensor:
     """Return an uninitialised tensor for the whole batch with the memory layout of `rows`, including gaps."""
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
-    if order is not None and len(order) == rows.dim():  # a single row does not determine it
+    if layout is not None and list(layout.shape) == sizes and (0 in layout.strides) == (0 in rows.stride()):
+        return torch.empty_strided(sizes, layout.strides, dtype=rows.dtype, device=draws_on(rows, spec))
+    if layout is not None and len(layout.shape) == rows.dim():
+        order = memory_order(layout.strides)
         once = [1 if rows.stride(dim) == 0 else sizes[dim] for dim in order]  # expanded: one entry in memory
         dense = torch.empty(once, dtype=rows.dtype, device=draws_on(rows, spec))
         return dense.permute([order.index(dim) for dim in range(rows.dim())]).expand(sizes)
@@ -239,9 +249,9 @@ def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> T
     return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=draws_on(rows, spec))
 
 
-def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
+def _among_others(rows: Tensor, spec: Spec, layout: Layout | None) -> Tensor:
     """Return a tensor for the whole batch with this rank's rows, and valid values in the others."""
-    full = _laid_out_like(rows, spec, order)
+    full = _laid_out_like(rows, spec, layout)
     memory = full
     for dim, stride in enumerate(full.stride()):
         if stride == 0:  # expanded: one entry in memory

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
-from duoka.view.rules.draws import SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
+from duoka.view.rules.draws import Layout, SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import align, argument, functions, in_place, localise, wrap
 from duoka.view.shares.local import Outdated
-from duoka.view.shares.strides import is_dense, memory_order
+from duoka.view.shares.strides import is_dense
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
@@ -28,10 +28,10 @@ rand_like randn_like randint_like bernoulli normal poisson multinomial binomial
 FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ log_normal_ dropout_ alpha_dropout_"
 
 
-def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
+def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], layout: Layout | None = None) -> SeededMode:
     """Return a context in which operators that draw for rows draw for the whole batch and keep the local rows.
 
-    spec_of: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
+    spec_of: where the rows are in what is drawn, by its shape; None where it is no rows. layout: `_layout_in`.
     """
 
     def draw(operator: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -45,20 +45,19 @@ def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], order: tuple[int,
                 return operator(*args, **kwargs)
         if _drops_inside(operator):
             return _drawn_apart(operator, args, kwargs, spec)
-        return (draw_own_rows if draw_cache is None else draw_cache.draw)(operator, args, kwargs, spec, order)
+        return (draw_own_rows if draw_cache is None else draw_cache.draw)(operator, args, kwargs, spec, layout)
 
     return SeededMode(draw)
 
 
-def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None:
-    """Return the memory order of the whole batch, which a single row does not determine; None if it is unknown."""
+def _layout_in(values: tuple[Any, ...], func: Function) -> Layout | None:
+    """Return the layout of what is drawn for the whole batch, which one row does not determine; None: unknown."""
     first = next((value for value in values if isinstance(value, Tensor)), None)
     if not isinstance(first, BatchTensor):
         return None
     meta = first._meta
-    if func in _FILLING:  # a view with gaps: its rows have the same
-        return memory_order(meta.strides) if is_dense(meta.shape, meta.strides) else None
-    return memory_order(torch.empty_like(meta.of_zeros()).stride())
+    strides = meta.strides if func in _FILLING else torch.empty_like(meta.of_zeros()).stride()
+    return Layout(meta.shape, strides)
 
 
 @cache
@@ -102,7 +101,7 @@ def drawn(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
     rows = [localise(value, spec, right) for value in args]
     named = {name: localise(value, spec, right) for name, value in kwargs.items()}
-    with placing(spec_of, None if features else _order_in((*args, *kwargs.values()), func)):
+    with placing(spec_of, None if features else _layout_in((*args, *kwargs.values()), func)):
         return wrap(func(*rows, **named), spec)
 
 

@@ -192,9 +192,8 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         return argument
     if rows is argument._rows:
         rows = rows.view_as(rows)
-    elif not _shares_memory(rows, [argument]) or not same_layout(
-        rows.shape, rows.stride(), spec.local_strides(result.strides)
-    ):
+    # Dimensions of size 1 count, too: torch tells by the strides whether two views are the same elements.
+    elif not _shares_memory(rows, [argument]) or rows.stride() != spec.local_strides(result.strides):
         rows = _viewed(argument, spec, result)
     return BatchTensor(rows, spec, result.strides)
 
