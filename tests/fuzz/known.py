@@ -207,6 +207,7 @@ LAYOUTS = {
         "b.view(b.shape).uniform_(); b.reshape_as(b).bernoulli_(0.5); print(x)",
         "t = x.transpose(1, 2); t.view_as(t).exponential_(); t.reshape_as(t).mul_(t); print(x)",
         "print(F.dropout(x[:, :3]), torch.rand_like(t), F.dropout(t), torch.bernoulli(b.abs().clamp(max=1)))",
+        "print(F.gumbel_softmax(t), F.gumbel_softmax(x.permute(2, 0, 1), hard=True, dim=2))",
     ),
     "rows written with a gradient": on(
         "(6, 4)",
@@ -1706,6 +1707,7 @@ SHARDED = {
         "b.view(b.shape).uniform_(); b.reshape_as(b).bernoulli_(0.5); print(x)",
         "t = x.transpose(1, 2); t.view_as(t).exponential_(); t.reshape_as(t).mul_(t); print(x)",
         "print(F.dropout(x[:, :3]), torch.rand_like(t), F.dropout(t), torch.bernoulli(b.abs().clamp(max=1)))",
+        "print(F.gumbel_softmax(t), F.gumbel_softmax(x.permute(2, 0, 1), hard=True, dim=2))",
     ),
     "rows written with a gradient": on(
         "(6, 4)",

@@ -17,7 +17,7 @@ from duoka.private.torch import schema_of
 from duoka.view.rules.draws import Layout, SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import align, argument, functions, in_place, localise, wrap
 from duoka.view.shares.local import Outdated
-from duoka.view.shares.strides import is_dense
+from duoka.view.shares.strides import contiguous_strides, is_dense
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
@@ -56,8 +56,9 @@ def _layout_in(values: tuple[Any, ...], func: Function) -> Layout | None:
     if not isinstance(first, BatchTensor):
         return None
     meta = first._meta
-    strides = meta.strides if func in _FILLING else torch.empty_like(meta.of_zeros()).stride()
-    return Layout(meta.shape, strides)
+    if func is F.gumbel_softmax:  # draws into a contiguous tensor, whatever the layout of its input
+        return Layout(meta.shape, contiguous_strides(meta.shape))
+    return Layout(meta.shape, meta.strides if func in _FILLING else torch.empty_like(meta.of_zeros()).stride())
 
 
 @cache
