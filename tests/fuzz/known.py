@@ -201,52 +201,6 @@ LAYOUTS = {
         "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
         ("ids[:, 1:].reshape(-1).mul_(2)", "ids[:, 1:].ravel().mul_(2)", "print(ids.tolist())"),
     ),
-    "draws into a view with gaps, of single rows": on(
-        "(2, 4, 5)",
-        "torch.manual_seed(0); b = x[:, :3]; b.view_as(b).normal_(); print(x)",
-        "b.view(b.shape).uniform_(); b.reshape_as(b).bernoulli_(0.5); print(x)",
-        "t = x.transpose(1, 2); t.view_as(t).exponential_(); t.reshape_as(t).mul_(t); print(x)",
-        "print(F.dropout(x[:, :3]), torch.rand_like(t), F.dropout(t), torch.bernoulli(b.abs().clamp(max=1)))",
-        "print(F.gumbel_softmax(t), F.gumbel_softmax(x.permute(2, 0, 1), hard=True, dim=2))",
-    ),
-    "rows written with a gradient": on(
-        "(6, 4)",
-        "losses = F.cross_entropy(x * w, torch.arange(6) % 4, reduction='none'); total = losses[0]",
-        "for i in range(1, len(losses)): total += losses[i]",
-        "print(total, grads(total), losses, grads(losses))",
-        "y = x.clone(); y[0].mul_(w); y[-1].add_(w[0]); print(y, grads(y), y._version)",
-        "z = x * w; a, b = z[0], z[-1]; a.mul_(w); b.sub_(a); print(a, b, grads(a), grads(b), grads(z))",
-        "a.mul_(2); z.mul_(w); print(grads(a), grads(b), grads(z)); c = z[0]; a.sub_(w); print(grads(c), c)",
-        "h = (x * w)[0]; h += w; print(h, grads(h), (x * 2)[0])",
-        "v = (x * w)[:, 1:]; v[0].mul_(w[1:]); print(v, grads(v))",
-        "z = x * w; z[1][..., 0] = 0.5",
-        "with torch.no_grad(): z.add_(z.detach().sin())",
-        "print(z, grads(z))",
-        header=(
-            "w = torch.arange(1., 5.).requires_grad_()",
-            "def grads(t): return torch.autograd.grad((t * t.detach().cos()).sum(), w, retain_graph=True)[0]",
-        ),
-    ),
-    "an index out of range of one rank, in a tensor that all have": on(
-        "(6, 4)",
-        "i, labels = torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 9])",
-        "for fails in (\n"
-        "    lambda: x[i, i], lambda: x.gather(1, labels[:, None]), lambda: x[i, labels],\n"
-        "    lambda: F.cross_entropy(x, labels), lambda: F.nll_loss(x, target=labels, reduction='none'),\n"
-        "    lambda: torch.gather(input=x, dim=1, index=labels[:, None]), lambda: x.scatter(1, labels[:, None], 5),\n"
-        "):\n"
-        "    try:\n"
-        "        fails()\n"
-        "    except (IndexError, RuntimeError) as error:\n"
-        "        print(error, x.sum())",
-        "print(x[i, i % 4], x.gather(1, (labels % 4)[:, None]), F.cross_entropy(x, labels % 4))",
-    ),
-    "a batch as the weight of a layer": on(
-        "(4, 4, 4)",
-        "z = torch.linspace(-1, 2, 16).view(4, 4)",
-        "print(F.bilinear(x[0], z, x), F.bilinear(x[:, 0], z, x))",
-    ),
-    "gumbel_softmax over the samples": on("(6, 4)", "print(F.gumbel_softmax(x.t(), hard=True).sum(1))"),
     "writes that torch does not count": on(
         "(5, 4)",
         "y = x.view(5, 2, 2).hsplit([1])[0]",
@@ -1655,6 +1609,9 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
         ),
     ),
+}
+
+HELD_ROWS = {
     "rows held while their batch is multiplied by a weight": on(
         "(6, 2, 4)",
         "p = x.clone(); y = x * w; rows = [y[0], y[:, 1][2], y.detach()[1], p[1], y[2:5], y]",
@@ -1747,7 +1704,7 @@ SHARDED = {
         "print(F.bilinear(x[0], z, x), F.bilinear(x[:, 0], z, x))",
     ),
     "gumbel_softmax over the samples": on("(6, 4)", "print(F.gumbel_softmax(x.t(), hard=True).sum(1))"),
-    "writes that torch does not count": on(
+    "writes beside rows that torch does not count": on(
         "(6, 4)",
         "v, r = x[:, 1:], x[0]; x.apply_(lambda a: a + 1); x.map_(x.clone(), lambda a, b: a * b)",
         "v.apply_(lambda a: a - 3); print(x._version, v._version, r._version, r, x[0], x[1])",

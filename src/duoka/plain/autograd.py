@@ -154,9 +154,8 @@ def install_hooks_after_accumulation(session: Session) -> None:
             try:
                 original(**how)
             finally:
-                if (
-                    depth == 1
-                ):  # a pass inside another one belongs to that one; due is also what a failed one has added
+                # A pass inside another one belongs to that one. Also due is what a pass that failed has added.
+                if depth == 1:
                     call_hooks(**how)
         finally:
             depth -= 1
