@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
-from tests.fuzz.program import Event, Played, Program, nudge, play
-from tests.fuzz.ranks import ENDED, Ranks
+from tests.fuzz.program import DEVICE, Event, Played, Program
+from tests.fuzz.ranks import ENDED, Ranks, play_alone
 
 NUDGES = 4  # plays on one device with inputs moved by a unit in the last place
 MARGIN = 16  # times what these moves do
@@ -35,9 +36,21 @@ class Difference:
         return self.kind in ("differs", "apart")
 
 
+@cache
+def _one_device() -> Ranks:
+    return Ranks(1, "python")
+
+
+def play_on_one_device(program: Program, seed: int | None = None) -> Played:
+    """Play a program without duoka: in this process, unless that keeps the ranks, its forks, from using a GPU."""
+    if DEVICE == "cpu":
+        return play_alone(program, seed)
+    return _one_device().play((program, seed))[0]
+
+
 def difference(program: Program, ranks: Ranks, expected: Played | None = None) -> Difference | None:
     """Play a program on one device and on ranks; return the first difference, None if there is none."""
-    expected = expected or play(program)
+    expected = expected or play_on_one_device(program)
     played = ranks.play(program)
     found = _difference(program, expected, played)
     if found is None or (found.by and _is_rounding(program, ranks, found)):
@@ -50,7 +63,7 @@ def _is_rounding(program: Program, ranks: Ranks, found: Difference) -> bool:
     other = program.in_other_precision()
     if other is None:
         return False
-    expected, played = play(other), ranks.play(other)
+    expected, played = play_on_one_device(other), ranks.play(other)
     events = [one.events[found.at].values for one in (expected, *played) if len(one.events) > found.at]
     values = [list(_floats(one)) for one in events]
     if len(values) != 1 + len(played) or len({len(one) for one in values}) > 1:
@@ -111,7 +124,7 @@ def _difference(program: Program, expected: Played, played: list[Played]) -> Dif
 
 
 def _nudged(program: Program) -> list[Played]:
-    return [play(program, nudge(seed)) for seed in range(NUDGES)]
+    return [play_on_one_device(program, seed) for seed in range(NUDGES)]
 
 
 def _alike(one: Event, other: Event) -> bool:
@@ -189,7 +202,7 @@ def smallest(program: Program, fails: Callable[[Program], bool], most: int = 400
 def script(program: Program) -> str:
     """Return a program as a script to paste, with a `try` around what raises only."""
     header, rest = program.source()
-    raising: set[int] = {event.line for event in play(program).events if len(event.values) == 1}
+    raising: set[int] = {event.line for event in play_on_one_device(program).events if len(event.values) == 1}
     lines = (header + rest).split("\n")
     guarded = {
         statement

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 FILE = "/tmp/program.py"  # a file of the user's; it need not exist
+DEVICE = os.environ.get("FUZZ_DEVICE", "cpu")  # on which programs make their tensors: cuda on a machine with a GPU
 IMPORTS = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
 IMPORTS += "from torch.utils.data import DataLoader, TensorDataset\n"
 _EITHER = re.compile(r"^(.*?= )?(.+) if step % 2 else (.+)$", re.DOTALL)
@@ -106,7 +109,7 @@ def play(program: Program, prepare: Callable[[dict[str, Any]], None] = lambda sp
     dtype = torch.get_default_dtype()
     header, rest = program.source()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _on_device():
             warnings.simplefilter("ignore")
             exec(compile(header, FILE, "exec", dont_inherit=True), main.__dict__)
             prepare(main.__dict__)
@@ -119,6 +122,16 @@ def play(program: Program, prepare: Callable[[dict[str, Any]], None] = lambda sp
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(True)
     return Played(tuple(events))
+
+
+def _on_device() -> AbstractContextManager[Any]:
+    """Return a context in which functions of torch make tensors on the device, but for what loaders draw."""
+    if DEVICE == "cpu":
+        return nullcontext()
+    made = torch.utils._device._device_constructors()  # type: ignore[attr-defined]
+    made.difference_update([one for one in made if one.__name__ == "randperm"])  # of loaders that shuffle
+    torch.backends.cudnn.allow_tf32 = False
+    return torch.device(DEVICE)
 
 
 def _plain(value: Any) -> Any:
@@ -144,7 +157,8 @@ def nudge(seed: int) -> Callable[[dict[str, Any]], None]:
         for module in [value for value in space.values() if isinstance(value, nn.Module)]:
             tensors += module.state_dict(keep_vars=True).values()
         for tensor in {id(one): one.detach() for one in tensors if one.is_floating_point()}.values():
-            towards = torch.where(torch.rand(tensor.shape, generator=random) < 0.5, -torch.inf, torch.inf)
-            tensor.copy_(torch.where(tensor == 0, tensor, torch.nextafter(tensor, towards.to(tensor.dtype))))
+            drawn = torch.rand(tensor.shape, generator=random, device="cpu")
+            towards = torch.where(drawn < 0.5, -torch.inf, torch.inf).to(tensor)
+            tensor.copy_(torch.where(tensor == 0, tensor, torch.nextafter(tensor, towards)))
 
     return apply

@@ -10,8 +10,10 @@ import signal
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -32,7 +34,7 @@ from duoka.planning.plan import Kind, Plan
 from duoka.script import Target
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.environment import set_gloo_device
-from tests.fuzz.program import FILE, Played, play
+from tests.fuzz.program import DEVICE, FILE, Played, Program, nudge, play
 
 PATIENCE = 60.0  # seconds without an answer after which ranks are taken to wait for each other
 COLLECTIVE = 15.0  # seconds that a collective waits for other ranks
@@ -47,7 +49,8 @@ SHARES = 4  # of exact; batches of fewer rows are not split
 class Ranks:
     """Processes that play programs as the ranks of a run.
 
-    strategy: ddp, exact, fsdp or offload (fsdp with --cpu-offload). rows: whether their shares of a batch are uneven.
+    strategy: ddp, exact, fsdp or offload (fsdp with --cpu-offload); python: one process without duoka. rows: whether
+    their shares of a batch are uneven.
     """
 
     def __init__(self, world_size: int, strategy: str, rows: bool = False) -> None:
@@ -120,12 +123,20 @@ class Ranks:
             os.dup2(null, 2)
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
+        if self.strategy == "python":
+            self._answer(end, False, lambda request: play_alone(*request))
+            return
+        os.environ["NCCL_HOSTID"] = str(os.getpid())  # NCCL takes two ranks on one GPU if they are of two hosts
         set_gloo_device()
         place, size = FileStore(store, self.world_size), self.world_size
         exchange = SharedMemoryExchange(memory, rank, size, COLLECTIVE)
         ranks = _Collectives(place, rank, size, timedelta(seconds=COLLECTIVE), board.slot(rank), exchange)
         shared_random = SharedRandom(1234, lambda holder=None: place)
         plan = replace(plan_of(self.strategy, size), weights=self.weights)
+        self._answer(end, rank > 0, partial(in_session, plan, ranks, shared_random))
+
+    def _answer(self, end: Connection, collecting: bool, play_one: Callable[[Any], Played]) -> None:
+        """Play each program that is sent. collecting: whether garbage is collected, at times, meanwhile."""
         gc.freeze()
         gc.set_threshold(40, 3, 3)
         while True:
@@ -134,8 +145,8 @@ class Ranks:
             except EOFError:
                 return
             gc.collect()
-            (gc.enable if rank else gc.disable)()  # at different times garbage is collected, which must not matter
-            end.send(in_session(plan, ranks, shared_random, program))
+            (gc.enable if collecting else gc.disable)()
+            end.send(play_one(program))
 
     def close(self) -> None:
         """End the processes."""
@@ -165,6 +176,11 @@ class _Collectives(ProcessCollectives):
         self.barrier()
 
 
+def play_alone(program: Program, seed: int | None = None) -> Played:
+    """Play a program without duoka. seed: of the moves of its numbers by a unit in the last place; None: as it is."""
+    return play(program) if seed is None else play(program, nudge(seed))
+
+
 def plan_of(strategy: str, world_size: int) -> Plan:
     """Return the plan of `duoka run --devices cpu:N --strategy ...`."""
     options = Options(Target(FILE))
@@ -173,7 +189,7 @@ def plan_of(strategy: str, world_size: int) -> Plan:
         kind=Kind.PLAIN,
         kind_reason="",
         kind_can_be_either=False,
-        devices=tuple(Device("cpu", index) for index in range(world_size)),
+        devices=tuple(Device(DEVICE, index) for index in range(world_size)),
         strategy="fsdp" if strategy == "offload" else strategy,
         batch_norm=options.batch_norm,
         randomness=options.randomness,

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
-from tests.fuzz.compare import Difference, calls, difference, script, smallest
+from tests.fuzz.compare import Difference, calls, difference, play_on_one_device, script, smallest
 from tests.fuzz.draws import programs
 from tests.fuzz.gradients import Gradients
 from tests.fuzz.loading import Loading
 from tests.fuzz.modules import Modules
 from tests.fuzz.optimizing import Optimizing
-from tests.fuzz.program import Program, play
+from tests.fuzz.program import Program
 from tests.fuzz.ranks import Ranks
 from tests.fuzz.views import Views
 
@@ -98,7 +98,7 @@ class Search:
 
     def try_one(self, program: Program, most: int = 10, refused: bool = False) -> None:
         """Try one program on ranks."""
-        expected = play(program)
+        expected = play_on_one_device(program)
         pairs = len(self.ranks)
         turns = [(self.tried * self.of_each + place) % pairs for place in range(min(self.of_each, pairs))]
         for ranks in map(self.ranks.__getitem__, turns):

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.compare import difference, script
+from tests.fuzz.compare import difference, play_on_one_device, script
 from tests.fuzz.known import HELD_ROWS, LAYOUTS, OTHERS, SHARDED
-from tests.fuzz.program import play
 from tests.fuzz.ranks import Ranks
 
 KNOWN = LAYOUTS | OTHERS | HELD_ROWS | SHARDED
@@ -30,7 +29,7 @@ def test_no_name_hides_another_program() -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_known(name: str, ranks: dict[tuple[str, int], Ranks]) -> None:
     program = KNOWN[name]
-    expected = play(program)
+    expected = play_on_one_device(program)
     assert expected.error is None
     of_fsdp = [("fsdp", 2)] if name in SHARDED or name in HELD_ROWS else []
     for run in [*([] if name in SHARDED else RUNS), *of_fsdp]:

@@ -214,7 +214,7 @@ class ProcessCollectives(Collectives):
         self.barrier()
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
-        if not tensor.is_contiguous() or tensor.dtype not in _SENT:  # gloo sends memory
+        if not tensor.is_contiguous() or tensor.dtype not in _SENT:  # process groups send memory
             dense = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             dense = dense.contiguous() if dense.dtype in _SENT else dense.to(_WIDER[dense.is_floating_point()])
             wait_for_dense = self.start_all_reduce(dense, op)
@@ -244,7 +244,7 @@ class ProcessCollectives(Collectives):
 
     def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
         out = tensor.new_empty((self.world_size, tensor.numel()))
-        flat = tensor.detach().reshape(-1).resolve_conj()
+        flat = tensor.detach().reshape(-1).contiguous().resolve_conj().resolve_neg()  # a column is flat, and has gaps
 
         def begin(group: Any) -> Any:
             return start_all_gather(group, _sendable(out.view(-1)), _sendable(flat))
@@ -307,6 +307,8 @@ class ProcessCollectives(Collectives):
         return summed
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        if not tensor.is_contiguous() or tensor.is_neg():  # process groups send memory
+            return tensor.copy_(self.broadcast(tensor.contiguous().resolve_neg(), source))
         options = torch.distributed.BroadcastOptions()
         options.rootRank = source
 

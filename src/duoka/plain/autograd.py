@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -34,8 +33,8 @@ def install(session: Session) -> None:
     @session.patches.around(torch.autograd, "backward")
     def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         batches = batches_in((args, kwargs))
-        if batches:  # torch 2.10 does not call their __torch_function__; their rule calls this again, with rows
-            return handle_torch_function(original, batches, *args, **kwargs)
+        if batches:  # torch may not call their __torch_function__ (2.10; a default device); it calls this again
+            return BatchTensor.__torch_function__(original, (BatchTensor,), args, kwargs)
         args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
         if kwargs.get("inputs") is not None:
             inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import set_multithreading_enabled
 
 from duoka.collectives.base import Collectives
 from duoka.plain.caller import Caller
@@ -114,6 +115,10 @@ def open_session(
     session = Session(settings, ranks, view, calls, strategy, patches, caller, shared_random, say)
     for interception in interceptions:
         interception(session)
+    # On GPUs autograd has a thread for each device, and this thread would wait for it. In this one, hooks and modules
+    # that a pass calls are the script's, whatever the device, and collectives in a graph have one order.
+    in_one_thread = set_multithreading_enabled(False)
+    patches.at_end(lambda: in_one_thread.__exit__(None, None, None))
     if settings.measures_rows and ranks.world_size > 1 and not view.shares.exact:
         patches.at_end(Balance(view, ranks, device, say).handle.remove)
     return session

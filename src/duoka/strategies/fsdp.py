@@ -15,7 +15,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.distributed import ReduceOp
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
@@ -313,8 +312,7 @@ class Fsdp(Ddp):
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         offloads = self._settings.cpu_offload
-        if offloads:  # else collectives in the graph of gradients would come in the order in which threads run
-            set_multithreading_enabled(False)
+        if offloads:
             self._group_alike = getattr(*GROUP_ALIKE)
             setattr(*GROUP_ALIKE, staticmethod(partial(_group_on_host, self._group_alike)))
         make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._settings.blocks, self._every)
@@ -373,7 +371,6 @@ class Fsdp(Ddp):
     def close(self) -> None:
         super().close()
         if self._settings.cpu_offload:
-            set_multithreading_enabled(True)
             setattr(*GROUP_ALIKE, staticmethod(self._group_alike))
         self._sharding.close()
         if self._hybrid is not None:

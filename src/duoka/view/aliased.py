@@ -248,16 +248,17 @@ class AliasedCopy:
     def is_written(self, read: Tensor | None) -> bool:
         """Return True if the script has written to the copy since it was equal to the rows.
 
-        read: the tensor about to be read, if not all are. A write by numpy, which torch does not count, matters only
-        if that tensor would show it on one device.
+        read: the tensor about to be read, if not all are. A write that torch does not count (by numpy, through
+        `.data`) matters only if that tensor would show it on one device. On a GPU any copy may be written: to compare
+        would make the host wait, and to write equal values does not.
         """
         if version(self.full) != self.versions[1]:
             return True
-        if not self.full.is_cpu or self.rows_version() != self.versions[0]:
+        if self.rows_version() != self.versions[0]:
             return False
         if read is not None and self.copied.is_held() and not same_memory(self.rows, read):
             return False
-        return not _equal(self._rows_of_copy().to(self.rows.device), self.rows)
+        return not self.full.is_cpu or not _equal(self._rows_of_copy().to(self.rows.device), self.rows)
 
     def write_through(self) -> None:
         """Update the rows from the gathered copy, to which the script has written.
@@ -266,7 +267,7 @@ class AliasedCopy:
             Refused: the write has a gradient, and the script holds several copies of these rows.
         """
         if version(self.full) == self.versions[1]:
-            self._write(self.rows.data)  # numpy: without counting a write, as on one device
+            self._write(self.rows.data)  # without counting a write, as on one device
             return
         number = self.rows_version() + version(self.full) - self.versions[1]
         recorded = self.copied.recorded() if self.copied.is_recorded() else []
@@ -435,12 +436,10 @@ class AliasedCopies:
         written = [copy for copy in active if copy.is_written(rows)]
         for copy in written:
             copy.write_through()
-        # numpy's write is seen only on the rank whose rows it changes. So before a pass, which reads what autograd
-        # has saved, and when an array is gone, every rank takes all of its values.
+        # A write that is not counted is seen only on the rank whose rows it changes. So before a pass, which reads
+        # what autograd has saved, and when an array is gone, every rank takes all of its values.
         sources = [
-            copy
-            for copy in active
-            if not copy.saved and (copy in written or (copy.full.is_cpu and (rows is None or copy in released)))
+            copy for copy in active if not copy.saved and (copy in written or rows is None or copy in released)
         ]
         for saved in [copy for copy in copies if copy.saved] if sources else []:
             for copy in sources:
