@@ -28,7 +28,7 @@ help:
 	@echo "make test TORCH=2.15.0 PYTHON=python3.12    the same tests with another torch and Python"
 	@echo "make test-versions  the same with the oldest and the newest of both: hours, and 15 GB"
 	@echo "make test-long  the tests that take minutes, and those of numbers as on three processors; with PROGRAMS=folder other people's programs, too; SEED=7"
-	@echo "make gpu        on a machine with two GPUs: the tests that need one, the flows on them, and their figures"
+	@echo "make gpu        on a machine with a GPU, better two: the tests that need one, the flows on them, and their figures"
 	@echo "make bench      duoka beside its peers, measured in one run, and the tables in the README"
 	@echo "make picture    the terminal and the page in the README, from real runs; needs chromium"
 	@echo "make docs       the pages of docs/ as a site, in build/site"
@@ -52,10 +52,13 @@ test-long: $(READY)
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)") $(if $(WORKERS),--workers $(WORKERS))
 
 # On a machine with GPUs: tests that need one, flows on real cards in place of simulated ones, and what benchmarks measure.
+# One GPU is shown as four, with NCCL between them.
+gpu: SHOWN = $(shell $(BIN)/python -c 'import torch; print("-m tests.shared_card 4 $(BIN)/python" * (torch.cuda.device_count() == 1))')
 gpu: $(READY)
 	$(BIN)/python -c 'import torch; assert torch.accelerator.is_available(), "no GPU that torch can use: duoka doctor says why"'
 	$(BIN)/pytest -q -n 1 -m gpu
-	$(BIN)/pytest -q -n 1 -m "(cards or cpu_and_cards) and not npu" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
+	FUZZ_DEVICE=cuda $(BIN)/pytest -q -n 3 tests/fuzz/test_known.py
+	$(BIN)/python $(SHOWN) -m pytest -q -n 3 -m "(cards or cpu_and_cards) and not npu" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
 		tests/flows tests/examples
 	$(BIN)/python -m benchmarks cuda --write
 

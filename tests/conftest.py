@@ -66,7 +66,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that are marked so on CPUs and on simulated cards, or on those of two vendors."""
     marker = metafunc.definition.get_closest_marker
     both = marker("cpu_and_cards")
-    if both:
+    if both and metafunc.config.getoption("--real-cards"):  # which scripts would use on the CPU's turn, too
+        metafunc.parametrize("flow", ["cards"], indirect=True)
+    elif both:
         marks = [pytest.mark.long] * both.kwargs.get("long", False)
         metafunc.parametrize("flow", ["cpu", pytest.param("cards", marks=marks)], indirect=True)
     elif marker("cards_and_npu"):

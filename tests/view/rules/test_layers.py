@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from duoka.view.rules import recurrent
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import in_turns, shared, whole_of
@@ -250,3 +251,18 @@ def test_packed_sequences_of_which_a_rank_has_one() -> None:
     expected = padded(given["x"].float())
     for found in in_turns(2, lambda view: padded(shared(view, given["x"].float()))):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "packed lstm", "lstm, plain states"])
+def test_states_have_no_gaps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN refuses others, and the samples are their second dimension."""
+    computed, states_of = [], recurrent._states
+
+    def states(*args: Any) -> Any:
+        computed.append(states_of(*args))
+        return computed[-1]
+
+    monkeypatch.setattr(recurrent, "_states", states)
+    list(in_turns(2, lambda view: _values(name, layer_inputs(N), view)))
+    assert computed
+    assert all(state.is_contiguous() for state in tree_leaves(computed))

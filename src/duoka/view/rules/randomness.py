@@ -58,7 +58,9 @@ def _layout_in(values: tuple[Any, ...], func: Function) -> Layout | None:
     meta = first._meta
     if func is F.gumbel_softmax:  # draws into a contiguous tensor, whatever the layout of its input
         return Layout(meta.shape, contiguous_strides(meta.shape))
-    return Layout(meta.shape, meta.strides if func in _FILLING else torch.empty_like(meta.of_zeros()).stride())
+    # A GPU's kernel of dropout goes through its input, and not through a new tensor of its shape.
+    as_input = func in _FILLING or (func is F.dropout and first.device.type != "cpu")
+    return Layout(meta.shape, meta.strides if as_input else torch.empty_like(meta.of_zeros()).stride())
 
 
 @cache
@@ -113,6 +115,8 @@ def dropout(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if not draws or not isinstance(batch, BatchTensor) or argument(args, kwargs, 3, "inplace"):
         return drawn(func, args, kwargs)
     rows, meta = batch._local, batch._meta
+    if draws_on(rows, meta.spec).type != rows.device.type:  # of offloaded rows: kernels draw otherwise than the CPU's
+        return NotImplemented
     if not may_mask(rows, meta.spec, meta.shape) or not is_dense(meta.shape, meta.strides):
         return drawn(func, args, kwargs)
     scaled = mask(meta.spec, meta.shape, meta.strides, rows.stride())

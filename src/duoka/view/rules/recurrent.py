@@ -240,7 +240,8 @@ def _states(states: Any, weights: Sequence[Any], spec: Spec) -> Any:
     """Return the local rows of states, which are placed as in `spec`; raise NotByRows if a weight is a batch."""
     if any(isinstance(weight, BatchTensor) for weight in weights):
         raise NotByRows
-    rows = tuple(rows_in(state, spec, spec.dim) for state in _listed(states))
+    # The samples are no first dimension of a state, and cuDNN wants its rows side by side.
+    rows = tuple(rows_in(state, spec, spec.dim).contiguous() for state in _listed(states))
     return rows if isinstance(states, (list, tuple)) else rows[0]
 
 

@@ -27,7 +27,8 @@ from duoka.view.view import View
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Kernels that lay their results out otherwise than those for "meta": in new memory, contiguous, or with channels last
 # as their argument; as the query, where its entries are side by side.
-_CONTIGUOUS = {F.batch_norm, torch.batch_norm, F.one_hot, torch.channel_shuffle, torch.native_channel_shuffle}
+_CONTIGUOUS = {F.batch_norm, torch.batch_norm, F.one_hot}
+_CONTIGUOUS_ON_CPU = {torch.channel_shuffle, torch.native_channel_shuffle}
 _ATTENTION = F.scaled_dot_product_attention
 _WITHOUT = ("device", "generator")  # keywords that tensors without values do not take
 
@@ -59,29 +60,32 @@ UNKNOWN, RAISES = Outcome(), Outcome(raises=True)
 def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs, draws: bool = False) -> Outcome:
     """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device.
 
-    Where the rows of a CPU do not tell the strides, as a rank has a single row, kernels of the CPU are asked, with
-    batches of zeros: those for "meta" lay some results out otherwise (`x // 2` of a transposed x).
+    Where rows do not tell the strides, as a rank has a single one, kernels of their device are asked, with batches of
+    zeros: those for "meta" lay some results out otherwise (`x // 2` of a transposed x).
 
     draws: the function draws random numbers, so it is not called with zeros.
     """
     outcome = _outcome_on("meta", func, args, kwargs)
     asked = [batch for batch in batches_in((args, kwargs)) if not batch._spec.determines_strides]
-    if asked and not draws and all(batch.device.type == "cpu" for batch in asked):
-        on_cpu = _outcome_on("cpu", func, args, kwargs)
-        if on_cpu.results is not None:  # else it raises an error because of the zeros
-            return replace(on_cpu, lasts=outcome != UNKNOWN)
+    devices = {batch.device for batch in asked}
+    if len(devices) == 1 and not draws:
+        on_device = _outcome_on(str(*devices), func, args, kwargs)
+        if on_device.results is not None:  # else it raises an error because of the zeros
+            return replace(on_device, lasts=outcome != UNKNOWN)
     return outcome
 
 
 def _outcome_on(device: str, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     wholes: dict[int, Tensor] = {}
     batches: list[Tensor] = []
+    without_values = device == "meta"
+    copies = without_values and (func in _CONTIGUOUS or (func in _CONTIGUOUS_ON_CPU and _are_on_cpu(args, kwargs)))
 
     def whole(leaf: Tensor) -> Tensor:
         if func is Tensor.__getitem__ and not isinstance(leaf, BatchTensor) and leaf.dim() == 0:
             return torch.zeros((), dtype=leaf.dtype, device="cpu")  # x[i] is a view of x, wherever it begins
         if id(leaf) not in wholes:
-            wholes[id(leaf)] = _whole_like(leaf, device, func in _CONTIGUOUS)
+            wholes[id(leaf)] = _whole_like(leaf, device, copies)
             if isinstance(leaf, BatchTensor):
                 batches.append(wholes[id(leaf)])
         return wholes[id(leaf)]
@@ -91,19 +95,23 @@ def _outcome_on(device: str, func: Callable[..., Any], args: Args, kwargs: Kwarg
             args, kwargs = tree_map_only(Tensor, whole, (args, kwargs))
             before = [full.shape for full in batches]
             out = func(*args, **{name: value for name, value in kwargs.items() if name not in _WITHOUT})
-            query = (args[0] if args else kwargs["query"]) if func is _ATTENTION else None
+            query = (args[0] if args else kwargs["query"]) if func is _ATTENTION and without_values else None
             if query is not None and query.shape == out.shape and query.stride(-1) == 1:
                 out = torch.empty_like(query)
             if any(full.shape != shape for full, shape in zip(batches, before, strict=True)):
                 return UNKNOWN  # it changes its argument's shape
             tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-            if func in _CONTIGUOUS:  # of which "meta" may return a view
+            if copies:  # of which "meta" may return a view
                 return Outcome(tuple(Result(tensor.shape, tensor.stride()) for tensor in tensors))
             return Outcome(tuple(_result(tensor, batches) for tensor in tensors))
     except NotImplementedError:  # it depends on values, or has no kernel for the device "meta"
         return UNKNOWN
     except Exception as error:
         return UNKNOWN if "meta" in str(error) else RAISES
+
+
+def _are_on_cpu(args: Args, kwargs: Kwargs) -> bool:
+    return all(batch.device.type == "cpu" for batch in batches_in((args, kwargs)))
 
 
 def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
