@@ -460,6 +460,35 @@ def test_changes_of_sharded_parameters(flow: Flow, how: str, offload: list[str])
     assert flow.run([*words, script]).ok().stdout == flow.python([script]).ok().stdout
 
 
+WHOLE = """
+    import copy
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).cuda()
+    average, x = copy.deepcopy(model), torch.ones(4, 6, device="cuda")
+    model(x).sum().backward()
+    w = model[0].weight
+    average[0].weight.data = w.data
+    average[2].weight = nn.Parameter(model[2].weight.detach() * 0.5)
+    print(f"{average(x).sum().item():.4f} {torch.vmap(lambda row: row @ x[0])(w.detach()).sum().item():.4f}")
+    w.data, average[0].weight.data = average[0].weight.data * 2, w.data
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+    print(f"{average(x).sum().item():.4f} {model(x).sum().item():.4f}")
+    copies = copy.deepcopy([w.detach(), w.grad, model.state_dict()["0.weight"]])
+    print({copy.device for copy in [*copies, torch.tensor(w.detach()), nn.Parameter(w.detach())]})
+"""
+
+
+@pytest.mark.cards_and_npu
+def test_offloaded_values_that_become_whole_tensors(flow: Flow) -> None:
+    script = flow.write("train.py", WHOLE)
+    words = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp", "--cpu-offload"]
+    assert flow.run([*words, script]).ok().stdout == flow.python([script]).ok().stdout
+
+
 def test_prefetched_batches_of_data_that_the_script_writes(flow: Flow) -> None:
     source = """
         import torch, duoka

@@ -65,7 +65,6 @@ NOT_ON_CARDS = (
     *("changing", "precision", "reading", "sequences", "streams", "exact/cnn"),
     *("examples/crnn/train", "examples/dataparallel_2019"),
 )
-HOLES_ON_CARDS = {("apart", "offload"): "torch.func of detached offloaded parameters: torch's error of two devices"}
 SHORT_ON_CARDS = {("weighted", "rows"), ("examples/api", "exact")}
 
 
@@ -78,8 +77,6 @@ def _cells() -> list[Any]:
         long = [pytest.mark.long] * ((name, column) not in SHORT)
         cells.append(pytest.param(name, column, marks=[*marks, *long], id=f"{name}-{column}"))
         if name not in NOT_ON_CARDS:
-            if reason := HOLES_ON_CARDS.get((name, column)):
-                marks.append(pytest.mark.skip(reason))
             marks += [pytest.mark.cards, *[pytest.mark.long] * ((name, column) not in SHORT_ON_CARDS)]
             cells.append(pytest.param(name, column, marks=marks, id=f"{name}-{column}-cards"))
     return cells

@@ -11,7 +11,7 @@ import pickle
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,7 +49,10 @@ def install(session: Session) -> None:
         to_path = isinstance(f, (str, os.PathLike))
         together = view.has_sharded and to_path
         if batches_in(obj):
-            obj = gather_sharing(obj, but=is_sharded if together else lambda batch: False)
+            with ExitStack() as stack:  # offloaded parameters stay on the host: a card may not hold all of them
+                for parameters in view.sharded:
+                    stack.enter_context(parameters.gathering_on(parameters.device))
+                obj = gather_sharing(obj, but=is_sharded if together else lambda batch: False)
         if together and not args and not kwargs and _save_together(session, obj, f):
             return
         if together:

@@ -125,7 +125,7 @@ def install_scripting(session: Session) -> None:
 def _example(batch: BatchTensor) -> Any:
     if getattr(batch, "duoka_unsharded", None) is not None:  # a parameter
         return batch
-    return batch.full_tensor().detach().requires_grad_(batch._shares[0]._local.requires_grad)
+    return batch.full_tensor().detach().to(batch.device).requires_grad_(batch._shares[0]._local.requires_grad)
 
 
 @contextmanager

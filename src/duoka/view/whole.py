@@ -274,8 +274,8 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
             with without_modes():
                 parts = [(spec, rows.detach()) for spec, rows in parts]
         full = Spec.gather_shares([(spec, physical(rows)) for spec, rows in parts])
-        if spec.view.gathers_on is not None:  # the script's views of it are there
-            full = full.to(spec.view.gathers_on)
+        if (device := spec.view.gathers_on or batch._shown_device) is not None:  # the script's views of it are there
+            full = full.to(device)
         if part is None or operators_are_observed():
             with without_modes():  # a tensor that a transform makes has no memory of its own
                 full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))

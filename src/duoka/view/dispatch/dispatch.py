@@ -104,7 +104,7 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
     elif asked is not None and view.computes_on not in (None, asked):
         return _on_host(_replay_or_run(call))
     beside = view.computes_on is not None and _reads_beside(view.computes_on, call.func, call.args, call.kwargs)
-    with view.gathering_on(view.computes_on if beside else shown or view.gathers_on):
+    with view.gathering_on(view.computes_on if beside else view.gathers_on):
         out = _compute_whole(call) if beside else _run_as_all_ranks(call)
 
     def shown_as(leaf: Tensor) -> Tensor:

@@ -208,9 +208,9 @@ class BatchTensor(Tensor):
         """Return the attributes that the script has set."""
         return {name: value for name, value in vars(self).items() if name not in _OWN}
 
-    @staticmethod
-    def _with_attributes(copy: BatchTensor, attributes: dict[str, Any]) -> BatchTensor:
+    def _with_attributes(self, copy: BatchTensor, attributes: dict[str, Any]) -> BatchTensor:
         vars(copy).update(attributes)
+        copy._shown_device = self._shown_device
         return copy
 
     @classmethod
