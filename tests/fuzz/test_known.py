@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fuzz.compare import difference, play_on_one_device, script
 from tests.fuzz.known import HELD_ROWS, LAYOUTS, OTHERS, SHARDED
+from tests.fuzz.program import DEVICE
 from tests.fuzz.ranks import Ranks
 
 KNOWN = LAYOUTS | OTHERS | HELD_ROWS | SHARDED
 RUNS = [("ddp", 2), ("ddp", 3), ("exact", 2), ("exact", 3)]
+NOT_ON_CARDS = {
+    **dict.fromkeys(
+        (
+            "writes that fail",
+            "an index out of range of one rank, in a tensor that all have",
+            "a row after a write that fails",
+        ),
+        "an index out of range is an assert of the card, after which it does nothing more",
+    ),
+    "an integer divided by zero in the rows of one rank": "a card raises no error; the CPU, which simulates it, dies",
+    "put": "exact computes in torch's deterministic mode, which has no put_ for cards",
+    **dict.fromkeys(
+        ("draws that raise an error of types", "draws that raise an error of values"),
+        "a card draws by another order of checks and numbers than the CPU",
+    ),
+}
+SHORT_ON_CARDS = (
+    "a batch as the weight of a plain tensor's gradient",
+    "a checkpoint of rows that a module keeps",
+    "a checkpoint of what is no batch",
+    "expand to more rows",
+    "layout after a list behind a new dimension",
+    "layout after a mask of other dimensions",
+    "one number of a batch",
+    "parameters in a batch's memory",
+    "parameters in a parameter's memory",
+    "real and imaginary parts that are set",
+    "storages",
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +61,8 @@ def test_no_name_hides_another_program() -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_known(name: str, ranks: dict[tuple[str, int], Ranks]) -> None:
+    if DEVICE != "cpu" and name in NOT_ON_CARDS:
+        pytest.skip(NOT_ON_CARDS[name])
     program = KNOWN[name]
     expected = play_on_one_device(program)
     assert expected.error is None
@@ -35,3 +70,22 @@ def test_known(name: str, ranks: dict[tuple[str, int], Ranks]) -> None:
     for run in [*([] if name in SHARDED else RUNS), *of_fsdp]:
         found = difference(program, ranks[run], expected)
         assert found is None, f"{run}: {found.kind}: {found.text}\n{script(program)}"
+
+
+@pytest.mark.cards
+def test_some_on_cards(cards: dict[str, str]) -> None:
+    _play_on_cards(cards, [f"test_known[{name}]" for name in SHORT_ON_CARDS])
+
+
+@pytest.mark.cards
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_all_on_cards(cards: dict[str, str]) -> None:
+    _play_on_cards(cards, ["test_known"])
+
+
+def _play_on_cards(cards: dict[str, str], tests: list[str]) -> None:
+    """Run these tests in a process in which torch has cards."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *(f"{__file__}::{name}" for name in tests)]
+    done = subprocess.run(words, env={**os.environ, **cards, "FUZZ_DEVICE": "cuda"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
