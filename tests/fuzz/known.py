@@ -1762,4 +1762,18 @@ HELD_ROWS = {
         "z.add_(1)",
         header=("w = torch.tensor(2.0, requires_grad=True)",),
     ),
+    "rows of a batch, of a model and of gradients that are garbage": on(
+        "(6, 3)",
+        "batch, i = [x + 1], x.long() % 3; batch.append(batch); row = batch[0][0]",
+        "other = made(); other(x).sum().backward(); rows = other[0].weight.detach()[0], other[2].weight.grad[0]",
+        "print(row, rows); del batch, row, rows; other = None",
+        "[[] for _ in range(5000)]  # some ranks collect garbage, others do not",
+        "for _ in range(2): net(F.embedding(i, w)).sum().backward(); print(net[0].weight.detach().sum())",
+        "print(nn.utils.clip_grad_norm_(net.parameters(), 1.0), [p.grad.norm() for p in net.parameters()])",
+        header=(
+            "def made():",
+            "    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)); net.itself = [net]; return net",
+            "torch.manual_seed(0); net, w = made(), torch.arange(12.).view(4, 3)",
+        ),
+    ),
 }

@@ -74,11 +74,16 @@ class Block:
         """
         view = self.blocks.view
         in_this_pass = self._pass == backward_number() != NO_PASS
-        return (
-            self._unsharded is not None
-            and view.written == self._written
-            and (in_this_pass or not view.aliased.copies)
-        )
+        return self._unsharded is not None and view.written == self._written and (in_this_pass or not self.has_copies)
+
+    @property
+    def has_copies(self) -> bool:
+        """True if the script may hold copies of its parameters. All ranks that use the block get the same answer.
+
+        Copies of other parameters may be garbage, which some ranks have collected and others not.
+        """
+        aliased = self.blocks.view.aliased
+        return bool(aliased.copies) and any(aliased.of_memory(shard._rows) for shard in self.shards)
 
     def size(self) -> int:
         """Return the bytes of the unsharded parameters."""

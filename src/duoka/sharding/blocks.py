@@ -89,9 +89,9 @@ class Blocks:
         before, last = self._used
         if last is not block:
             if last is not None and before is not None:
-                if self.view.written == self._used_written:
+                if self.view.written == self._used_written and not block.has_copies:
                     last.prefetch_targets[before] = PrefetchTarget(ref(block), block.kinds(), block.size())
-                else:  # an optimizer's step: a prefetch over it would be useless
+                else:  # a prefetch over an optimizer's step, or of what the script may write to, would be useless
                     last.prefetch_targets.pop(before, None)
             before, self._used = last, (last, block)
         self._used_written = self.view.written
@@ -132,7 +132,7 @@ class Blocks:
         with torch.inference_mode(False), torch.no_grad():
             prefetch, self._prefetch = self._prefetch, None
             prefetched = [] if prefetch is None else prefetch.finish()
-            if prefetch is not None and prefetch.is_of(block) and not view.aliased.copies:
+            if prefetch is not None and prefetch.is_of(block) and not block.has_copies:
                 return prefetched
             del prefetched  # before there is need for its memory
             block.reshard()
@@ -142,7 +142,7 @@ class Blocks:
     def _start_prefetch(self, target: PrefetchTarget, block: Block) -> None:
         """Start to prefetch `target`, which is used after `block`."""
         following, written = target.block(), self.view.written
-        if self.view.aliased.copies or (following is not None and following.is_unsharded):
+        if following is not None and following.is_unsharded:
             return
         current = self._prefetch
         if current is not None and (current.reference, current.written) == (target.block, written):

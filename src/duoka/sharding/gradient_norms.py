@@ -93,7 +93,9 @@ class GradientNorms:
         gradient = None if parameter is None else parameter.gradient()
         if parameter is None or gradient is None or memory_of(gradient) != memory_of(rows):
             return None
-        if batch._meta.shape.numel() != parameter.count or rows.requires_grad or view.aliased.copies or in_backward():
+        if batch._meta.shape.numel() != parameter.count or rows.requires_grad or in_backward():
+            return None
+        if view.aliased.of_memory(rows):  # to which the script may write without notice
             return None
         if view.shares.recorder is not None:  # of what is exchanged only sometimes
             view.shares.recorder.abandon()

@@ -102,7 +102,7 @@ def _is_known_to_fit(indices: Tensor, weight: Tensor) -> bool:
         return False
     rows, version, end = indices._range
     aliased = indices._meta.spec.view.aliased
-    unwritten = not (aliased.copies or aliased.has_uncounted_writes) and version == aliased.version(rows)
+    unwritten = not (aliased.of_memory(rows) or aliased.has_uncounted_writes) and version == aliased.version(rows)
     return unwritten and rows is indices._rows and end <= shape_of(weight)[0]
 
 
