@@ -21,7 +21,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LONGEST = 1 << 17  # characters of a command
 _ODD_STATES = {
-    "D": "is held up in the kernel, as by a disk or a network file system that does not answer",
+    "D": "is held up in the kernel, as by a disk, a network file system or a GPU that does not answer",
     "T": "is stopped (SIGSTOP)",
     "t": "is held by a debugger",
     "Z": "has ended",

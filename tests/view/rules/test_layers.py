@@ -266,3 +266,19 @@ def test_states_have_no_gaps(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     list(in_turns(2, lambda view: _values(name, layer_inputs(N), view)))
     assert computed
     assert all(state.is_contiguous() for state in tree_leaves(computed))
+
+
+@pytest.mark.parametrize("name", ["lstm, dropout", "gru, dropout", "packed lstm, dropout", "lstm, states of rows"])
+def test_layers_whose_kernel_draws_for_all_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuDNN's, which each rank calls with all rows."""
+    given = layer_inputs(N)
+    expected = _values(name, given, None)
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
+
+    def on_rank(view: View) -> dict[str, Any]:
+        found = _values(name, given, view)
+        assert any("lstm" in operation or "gru" in operation for operation, _ in view.whole_operations)
+        return found
+
+    for found in in_turns(3, on_rank):
+        torch.testing.assert_close(found, expected)

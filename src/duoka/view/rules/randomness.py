@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.private.torch import schema_of
 from duoka.view.rules.draws import Layout, SeededMode, draw_own_rows, draws_on, first_of_adjacent, shape_drawn
+from duoka.view.rules.kernel_draws import drawn_inside, drops_inside
 from duoka.view.rules.lookup import align, argument, functions, in_place, localise, wrap
 from duoka.view.shares.local import Outdated
 from duoka.view.shares.strides import contiguous_strides, is_dense
@@ -43,8 +41,8 @@ def placing(spec_of: Callable[[tuple[int, ...]], Spec | None], layout: Layout | 
         if view.rank_stream is not None:
             with view.rank_stream:
                 return operator(*args, **kwargs)
-        if _drops_inside(operator):
-            return _drawn_apart(operator, args, kwargs, spec)
+        if drops_inside(operator):
+            return drawn_inside(operator, args, kwargs, spec)
         return (draw_own_rows if draw_cache is None else draw_cache.draw)(operator, args, kwargs, spec, layout)
 
     return SeededMode(draw)
@@ -61,29 +59,6 @@ def _layout_in(values: tuple[Any, ...], func: Function) -> Layout | None:
     # A GPU's kernel of dropout goes through its input, and not through a new tensor of its shape.
     as_input = func in _FILLING or (func is F.dropout and first.device.type != "cpu")
     return Layout(meta.shape, meta.strides if as_input else torch.empty_like(meta.of_zeros()).stride())
-
-
-@cache
-def _drops_inside(operator: Any) -> bool:
-    """Return True for a kernel that draws dropout internally: flash attention, cuDNN's recurrent layers."""
-    return any(argument.name in ("dropout_p", "dropout") for argument in schema_of(operator).arguments)
-
-
-def _drawn_apart(operator: Any, args: Args, kwargs: Kwargs, spec: Spec) -> Any:
-    """Call a kernel that draws internally: each share draws from its own seed; all continue with one state."""
-    name = operator.overloadpacket.__name__.strip("_")
-    spec.view.say(f"{name} draws dropout in its kernel, on each rank for its rows: not the numbers of one device")
-    device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    all_of_them = getattr(torch.get_device_module(device), "default_generators", [torch.default_generator])
-    generator = all_of_them[device.index or 0]
-    state = generator.get_state()
-    own_seed = zlib.crc32(f"{spec.partition.start}".encode(), zlib.crc32(state.numpy().tobytes()))
-    generator.manual_seed(own_seed)
-    try:
-        return operator(*args, **kwargs)
-    finally:
-        generator.set_state(state)
-        torch.rand((), device=device)
 
 
 def drawn(func: Function, args: Args, kwargs: Kwargs) -> Any:

@@ -22,6 +22,7 @@ from duoka.view.rules.randomness import placing
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
+from duoka.view.whole import compute_whole
 
 KEPT = 16  # orders and packings of a batch that are one object each, so that rows are known to be the same
 
@@ -205,9 +206,12 @@ def layers(func: Function, args: Args, kwargs: Kwargs) -> Any:
     data, states, weights, _, count, dropout, training, _, batch_first = args
     dim = 0 if batch_first else 1
     spec = _spec_of([(data, dim), *((state, 1) for state in _listed(states))])
+    drops = bool(dropout and training and count > 1)
+    if drops and _draws_for_all_rows(data, spec):
+        return _rows_of_whole(func, args, spec.at(dim), spec.at(1))
     rows, local_states = rows_in(data, spec, dim), _states(states, weights, spec.at(1))
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
-    with draws if dropout and training and count > 1 else nullcontext():
+    with draws if drops else nullcontext():
         out, *after = func(rows, local_states, *args[2:])
     return BatchTensor(out, spec.at(dim)), *(BatchTensor(state, spec.at(1)) for state in after)
 
@@ -220,12 +224,32 @@ def _of_packed(func: Function, args: Args) -> Any:
     data, sizes, states, weights, _, count, dropout, training, _ = args
     partition = packed_cut(data, sizes)
     spec = data._spec
+    drops = bool(dropout and training and count > 1)
     sequences = Spec(spec.view, partition.sequences, 1)
+    if drops and _draws_for_all_rows(data, spec):
+        return _rows_of_whole(func, args, spec, sequences)
     local_states = _states(states, weights, sequences)
     draws = placing(lambda shape: spec if len(shape) > 1 else None)
-    with draws if dropout and training and count > 1 else nullcontext():
+    with draws if drops else nullcontext():
         out, *after = func(data._local, partition.own_sizes, local_states, *args[3:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
+
+
+def _draws_for_all_rows(data: Tensor, spec: Spec) -> bool:
+    """Return True if only a call with all rows drops what one device drops: cuDNN draws in an order of its own.
+
+    All rows take it hardly longer, as the steps in time come one after another.
+    """
+    return spec.view.rank_stream is None and torch.backends.cudnn.is_acceptable(data)
+
+
+def _rows_of_whole(func: Function, args: Args, spec: Spec, of_states: Spec) -> Any:
+    """Compute all rows on every rank, and return the batches of this rank's rows of the output and the states."""
+    if spec.view.shares.several:
+        return NotImplemented  # what follows is computed whole, too: shares have no gradients of parts of a whole
+    results = compute_whole(func, args, {})
+    specs = [spec, *[of_states] * (len(results) - 1)]
+    return tuple(BatchTensor(at.local_rows(full).contiguous(), at) for full, at in zip(results, specs, strict=True))
 
 
 def _spec_of(places: list[tuple[Any, int]]) -> Spec:
