@@ -237,6 +237,23 @@ def test_a_dataset_of_tensors_on_a_card(flow: Flow) -> None:
     assert flow.run(["run", "--devices", "0,1", flow.write("train.py", source)]).ok().stdout == expected
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "exact"])
+def test_batches_that_a_loader_pins(flow: Flow, strategy: str) -> None:
+    source = """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.arange(14.0).view(7, 2), torch.arange(7))
+        for collate in (None, lambda samples: {"x": torch.stack([x for x, _ in samples]), "n": torch.tensor([7])}):
+            for batch in DataLoader(data, batch_size=3, pin_memory=True, collate_fn=collate):
+                leaves = batch.values() if collate else batch
+                print([(leaf.is_pinned(), leaf.cuda(non_blocking=True).sum().item()) for leaf in leaves])
+    """
+    script = flow.write("train.py", source)
+    expected = flow.python([script]).ok().stdout
+    assert "False" not in expected
+    assert flow.run(["run", "--devices", "0,1", "--strategy", strategy, script]).ok().stdout == expected
+
+
 @pytest.mark.cards_and_npu
 def test_forecast_of_memory(flow: Flow) -> None:
     asks = training(

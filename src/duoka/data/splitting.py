@@ -160,8 +160,12 @@ class LabelledBatch:
             if isinstance(leaf, BatchTensor):  # stacked from samples that are batches themselves
                 return leaf
             if self.rows is not None:  # not by the view's weights, which may have changed since the batch was read
-                return BatchTensor.of_rows(leaf, n, view, self.weights)
-            return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
+                batch = BatchTensor.of_rows(leaf, n, view, self.weights)
+            elif leaf.dim() and leaf.shape[0] == n:
+                batch = BatchTensor.of(leaf, view)
+            else:
+                return leaf
+            return batch.pin_memory() if leaf.is_pinned() and not batch.is_pinned() else batch  # a copy is not pinned
 
         return tree_map_only(Tensor, as_batch, self.batch)
 
