@@ -1709,6 +1709,13 @@ HELD_ROWS = {
         "v, r = x[:, 1:], x[0]; x.apply_(lambda a: a + 1); x.map_(x.clone(), lambda a, b: a * b)",
         "v.apply_(lambda a: a - 3); print(x._version, v._version, r._version, r, x[0], x[1])",
     ),
+    "views of pieces, each of which begins elsewhere in memory": on(
+        "(3, 4, 2)",
+        "for i in range(3): print([y.view(3, 2) for y in x.split(1, 1)], [y.flatten(1) for y in x.split(1, 1)])",
+        "for y in (x * w).split(1, 1): z = y.view(3, 2); loss = loss + (z * z.cos()).sum()",
+        "print(torch.autograd.grad(loss, w))",
+        header=("w, loss = torch.arange(8.0).view(4, 2).requires_grad_(), 0",),
+    ),
     "strides of rows of a dimension of size 1": on(
         "(6, 4)",
         "v = x.view(6, 2, 2).transpose(1, 2).unsqueeze(1); print(v[0].stride(), v[1:3].stride())",

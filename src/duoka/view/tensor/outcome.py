@@ -233,9 +233,15 @@ def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
     sample, n, local = meta.strides[of.dim] * of.inner, of.partition.n, max(of.partition.rows, 1)
     offset = local_distance(result.offset, sample, n, local)
     shape = [spec.local_size if dim == spec.dim else size for dim, size in enumerate(result.shape)]
-    with WithoutTorchFunctions():
-        start = int(argument._rows.storage_offset())
-    return argument._rows.as_strided(shape, spec.local_strides(result.strides), start + offset)
+    strides = spec.local_strides(result.strides)
+
+    def view(rows: Tensor) -> Tensor:
+        return rows.as_strided(shape, strides, rows.storage_offset() + offset)
+
+    # Recorded as one call: calls that repeat it may have rows that begin elsewhere in their memory.
+    recorder = spec.view.shares.recorder
+    rows: Tensor = view(argument._rows) if recorder is None else recorder.calling(view, argument._rows)
+    return rows
 
 
 class BackwardName:
