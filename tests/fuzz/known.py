@@ -1783,4 +1783,16 @@ HELD_ROWS = {
             "torch.manual_seed(0); net, w = made(), torch.arange(12.).view(4, 3)",
         ),
     ),
+    "rows of the former data of a parameter that are garbage": on(
+        "(6, 3)",
+        "former = [net.weight.detach()]; former += [former, former[0][0]]; net.weight.data = net.weight.data.flip(0)",
+        "former = None; [[] for _ in range(5000)]  # some ranks collect garbage, others do not",
+        "net(x).sum().backward(); optimizer.step(); print(net.weight.sum())",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 3)", "optimizer = torch.optim.SGD(net.parameters(), 0.1)"),
+    ),
+    "gradients beside a row that is written with a gradient": on(
+        "(6, 3)",
+        "x.requires_grad_(); y = x.clone(); row = y[0]; y.mul_(2); row.add_(1); print(x.grad)",
+        "row.mul_(3); x.grad = torch.ones(6, 3); row.add_(1); y.sum().backward(); print(x.grad, y)",
+    ),
 }

@@ -155,6 +155,7 @@ class Sharded(BatchTensor):
         if value.shape != self.shape:
             self._rows.grad = None
         if TYPES_AGREE(self._rows, rows):
+            view.aliased.part_from(self._rows)
             self._rows.data = rows
         else:  # one is on the meta device, or on a vendor's that torch gets from an extension
             self._rows = rows.requires_grad_(self._rows.requires_grad)

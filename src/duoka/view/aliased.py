@@ -386,6 +386,16 @@ class AliasedCopies:
             self.copies.append(AliasedCopy(as_in_memory(rows), spec, strides, copied, written_back))
         self.numbers[memory_of(rows)] += 1
 
+    def part_from(self, rows: Tensor) -> None:
+        """Let copies of the memory of these rows, which get other memory, count no writes to that.
+
+        A copy of which only garbage has the memory would be out of date on the ranks that have not collected it.
+        """
+        for copy in self.of_memory(rows):
+            written = copy.rows_version() - copy.versions[0]
+            copy.rows = copy.rows.data
+            copy.versions = copy.rows_version() - written, copy.versions[1]
+
     def held(self, rows: Tensor) -> AliasedCopy | None:
         """Return the copy of the memory of these rows that the script may hold, if there is one."""
         return next((copy for copy in self.of_memory(rows) if not copy.saved), None)

@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, uncounted
-from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, join
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, join, rows_by_share
 from duoka.view.tensor.spec import Meta
 from duoka.view.view import View
 
@@ -61,7 +61,7 @@ def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:
     kinds: _Kinds = []
     for leaf in leaves:
         shares = leaf._shares if isinstance(leaf, BatchTensor) else ()
-        rows += [share._local for share in shares] if shares else [leaf]
+        rows += rows_by_share(leaf) if shares else [leaf]
         kinds.append(tuple(share._meta for share in shares))
     return rows, kinds
 

@@ -64,7 +64,7 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """
     batch = args[0]
     shares, known = batch._shares, batch._gradient
-    rows = [after_hooks(share._local) for share in shares]
+    rows = [*map(after_hooks, rows_by_share(batch))]
     grads: list[Any] = [part.grad for part in rows]
     if known is not None and known[0] is grads[0]:
         return known[1]
@@ -135,8 +135,8 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     if isinstance(grad, BatchTensor) and grad._spec != batch._spec:
         grad = grad.full_tensor()
     batch._gradient, gradients = None, []
-    for index, share in enumerate(batch._shares):
-        rows = after_hooks(share._local)
+    for index, rows in enumerate(map(after_hooks, rows_by_share(batch))):
+        share = batch._shares[index]
         if grad is None or isinstance(grad, BatchTensor):
             rows.grad = None if grad is None else grad._shares[index]._local
         else:
@@ -205,7 +205,7 @@ def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
         originals.grad(of, of, torch.empty(gradient.shape, device="meta"))  # raises torch's error
     if isinstance(gradient, BatchTensor):
         if gradient._spec == batch._spec:
-            return [share._local for share in gradient._shares]
+            return rows_by_share(gradient)
         gradient = gradient.full_tensor()
     return batch._spec.view.shares.each(lambda index: batch._shares[index]._spec.local_rows(gradient))
 
@@ -295,7 +295,7 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
             return torch.zeros_like(rows)
         return part if rows.is_leaf else part / shares.world_size  # divided on arrival
 
-    rows = [of_share(part, share._local) for part, share in zip(received, of._shares, strict=True)]
+    rows = [of_share(part, rows) for part, rows in zip(received, rows_by_share(of), strict=True)]
     return gradient_of([share._meta for share in of._shares], rows)
 
 
@@ -338,7 +338,7 @@ class JointGradient:
         self._metas = [share._meta for share in batch._shares]
         self._scale = batch._spec.view.ranks.world_size
         self.sent: tuple[Tensor, ...] = ()  # to the rows as they were before
-        rows = [share._local for share in batch._shares]
+        rows = rows_by_share(batch)
         with unnumbered():
             for index, part in enumerate(rows):
                 originals.register_hook(part, partial(self._check, index))

@@ -272,7 +272,7 @@ class MultiShareBatch(BatchTensor):
         return rows
 
     def full_tensor(self) -> Tensor:
-        parts = [(share._spec, share._local) for share in self._by_share]
+        parts = [(share._spec, rows) for share, rows in zip(self._by_share, rows_by_share(self), strict=True)]
         full = laid_out(Spec.gather_shares(parts), self._meta.strides)
         note_gathered(self, full)
         return full
@@ -347,8 +347,13 @@ def of_share(value: Any, index: int) -> Any:
 
 
 def rows_by_share(tensor: Tensor) -> list[Tensor]:
-    """Return the rows of a batch in each local share; of another tensor itself."""
-    return [share._local for share in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor]
+    """Return the rows of a batch in each local share, up to date; of another tensor itself."""
+    if not isinstance(tensor, MultiShareBatch):
+        return [tensor._local if isinstance(tensor, BatchTensor) else tensor]
+    shares = tensor._by_share
+    if any(share._spec.view.aliased.copies for share in shares):  # to write one back with a gradient needs all shares
+        tensor._spec.view.shares.each(lambda index: shares[index]._local)
+    return [share._rows for share in shares]
 
 
 def join(shares: Sequence[BatchTensor]) -> BatchTensor:
