@@ -103,6 +103,8 @@ class ProcessCollectives(Collectives):
         self, name: str, tensor: Tensor, begin: Callable[[Any], Any], receive: Callable[[list[Tensor]], Any]
     ) -> Callable[[], None]:
         """Start a collective: by the exchange, which calls `receive`, or by `begin(group)`."""
+        if not self.isolated:
+            self._slot.check_interruption()
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
         if self._exchange is not None and self._exchange.accepts(tensor):
             if self._agreeing and not self.isolated:  # a rank that has failed sends None

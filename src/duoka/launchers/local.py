@@ -295,6 +295,8 @@ def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None
         cannot_answer = left == hangs.waiting_for_ended(board, group.workers) != []
         return group.gone() or group.signals.interrupts > pressed or cannot_answer
 
+    if asked is signal.SIGINT:
+        board.interrupt()
     group.signal(asked)
     for _ in range(TO_STOP[asked]):
         if group.wait(is_over, 1.0):

@@ -37,6 +37,7 @@ from duoka.publishing import publish
 from duoka.script.target import run_target
 from duoka.supervision import ending, script_errors, tracebacks
 from duoka.supervision.ending import Ending
+from duoka.supervision.interruption import Interruption
 from duoka.supervision.status_board import StatusBoard, StatusSlot
 from duoka.system import environment
 from duoka.system.environment import RankInfo
@@ -145,6 +146,9 @@ def run_worker(attempt: Attempt, rank: int, own_log: bool, pipe: socket.socket, 
     publisher.join(this_process())
     if plan.world_size > 1:
         script_errors.refuse_debuggers(plan.kind, plan.world_size, rank)
+    if plan.world_size > 1 and plan.machines.count == 1 and plan.kind is not Kind.DISTRIBUTED:
+        attempt.board.interruption = Interruption(attempt.board, rank)
+        attempt.board.interruption.install()
     home = os.getpid()
     end = _ending_of(replace(attempt, plan=_with_long_timeout(plan)), info, own_log)
     if os.getpid() != home:  # a process forked by the script has reached the script's end: it reports nothing

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from duoka.errors import RanksApart
 from duoka.supervision.rings import OUTPUT_SIZE, RemoteSamples, ScriptOutput, samples_size
 from duoka.system.messages import listed
+
+if TYPE_CHECKING:
+    from duoka.supervision.interruption import Interruption
 
 T = TypeVar("T")
 
@@ -115,7 +118,11 @@ class StatusBoard:
         view = memoryview(memory)
         self._bytes = {rank: view[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] for at, rank in enumerate(ranks)}
         self._words = {rank: slot.cast("Q") for rank, slot in self._bytes.items()}
-        self._rest = view[len(ranks) * SLOT_SIZE :]
+        ctrl_c = len(ranks) * SLOT_SIZE
+        self._rest = view[ctrl_c + 8 * (1 + len(ranks)) :]
+        # 1 after a Ctrl-C; then, for each rank, the collective before which it has stopped.
+        self._ctrl_c = view[ctrl_c : ctrl_c + 8 * (1 + len(ranks))].cast("Q")
+        self.interruption: Interruption | None = None  # of this process's rank
 
     @classmethod
     def create(cls, count: int, first: int = 0, file: int = -1, others: Sequence[int] = ()) -> StatusBoard:
@@ -148,6 +155,23 @@ class StatusBoard:
 
     def slot(self, rank: int) -> StatusSlot:
         return StatusSlot(self, rank)
+
+    def interrupt(self) -> None:
+        """Announce a Ctrl-C to all ranks."""
+        self._ctrl_c[0] = 1
+
+    @property
+    def is_interrupted(self) -> bool:
+        return bool(self._ctrl_c[0])
+
+    def stop_before(self, rank: int, number: int) -> bool:
+        """Record that `rank` has stopped before collective `number`; return whether all ranks have."""
+        self._ctrl_c[1 + rank - self.ranks.start] = number
+        return all(stopped == number for stopped in self._ctrl_c[1:])
+
+    def has_begun(self, number: int) -> bool:
+        """Return whether any rank has begun collective `number`."""
+        return any(words[BEGUN] >= number for words in self._words.values())
 
     def read(self, rank: int) -> RankProgress:
         """Return the progress of `rank`; the text is empty before its first collective."""
@@ -274,6 +298,11 @@ class StatusSlot:
                 difference = self._board.mismatch_at(number)  # reads again: the entry may be overwritten by now
                 if difference is not None:
                     raise RanksApart(str(difference))
+
+    def check_interruption(self) -> None:
+        """Stop before this rank's next collective after a Ctrl-C. Raises KeyboardInterrupt when all ranks have."""
+        if self._board.interruption is not None:
+            self._board.interruption.check(self._begun + 1)
 
     @property
     def begun(self) -> int:
@@ -404,7 +433,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _size(count: int, others: Sequence[int]) -> int:
-    return count * SLOT_SIZE + OUTPUT_SIZE + samples_size(others)
+    return count * SLOT_SIZE + 8 * (1 + count) + OUTPUT_SIZE + samples_size(others)
 
 
 def _entry(count: int) -> int:
