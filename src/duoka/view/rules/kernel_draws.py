@@ -75,7 +75,7 @@ def _is_as_known(operator: Any, dtype: torch.dtype, device: torch.device) -> boo
     state = generator.get_state()
     query = torch.zeros(2, 2, 8, 16, dtype=dtype, device=device)
     key = torch.zeros(2, 2, 16, 16, dtype=dtype, device=device)
-    value = torch.eye(16, dtype=dtype, device=device).expand(2, 2, 16, 16)  # so the result shows what is dropped
+    value = torch.eye(16, dtype=dtype, device=device).repeat(2, 2, 1, 1)  # so the result shows what is dropped
     offset, taken = generator.get_offset(), taken_of(query, key)
     try:
         both = operator(query, key, value, *more, 0.5)[0]
