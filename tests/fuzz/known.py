@@ -493,6 +493,13 @@ OTHERS = {
     "a BatchNorm of another type than its batch": on(
         "(6, 3)", "print(bn(x.double()).dtype)", "print(bn(x.half()).dtype)", header=("bn = nn.BatchNorm1d(3)",)
     ),
+    "weights stacked with a batch": on(
+        "(4, 4)",
+        "stacked = torch.column_stack([w, x]), torch.vstack([x, w]), torch.dstack([w, x[:, 0]])",
+        "for t in stacked:\n"
+        "    w.grad = None; (t * torch.linspace(1, 2, t.numel()).view(t.shape)).sum().backward(); print(w.grad)",
+        header=("w = torch.arange(1.0, 5.0, requires_grad=True)",),
+    ),
     "draws that raise an error of types": on(
         "(6, 3)",
         "torch.manual_seed(step); y = x.long()",

@@ -233,7 +233,7 @@ def of_a_batch(rule: Rule) -> Rule:
 
 
 # Their results may be plain tensors whose gradients are sums over all shares.
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({in_place, as_other, at_least, broadcast_tensors})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({in_place, as_other, at_least, broadcast_tensors, stacked})
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("view reshape", (Tensor, torch)), reshape),
