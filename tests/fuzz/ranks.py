@@ -40,6 +40,8 @@ PATIENCE = 60.0  # seconds without an answer after which ranks are taken to wait
 COLLECTIVE = 15.0  # seconds that a collective waits for other ranks
 GRACE = 3.0  # seconds in which other ranks are to answer after one has raised
 ENDED = "Ended"  # in place of an error: the rank was ended because another has raised
+DIED = Played((), ("Died", "the process has ended"))
+HAS_ENDED, HANGS = (Played((), (how, "no answer")) for how in (ENDED, "Hangs"))
 PROGRAMS = 400  # of one set of processes
 PR_SET_PDEATHSIG = 1
 WEIGHTS = (1.0, 5.0, 2.0)  # of uneven shares
@@ -77,11 +79,13 @@ class Ranks:
                 try:
                     results[waiting[end]] = end.recv()  # type: ignore[index]
                 except EOFError:
-                    results[waiting[end]] = Played((), ("Died", "the process has ended"))  # type: ignore[index]
+                    results[waiting[end]] = DIED  # type: ignore[index]
             if not ready:  # as `duoka run`, which ends the other ranks when one has raised
-                how = ENDED if any(one.error for one in results.values()) else "Hangs"
-                results |= dict.fromkeys(waiting.values(), Played((), (how, "no answer")))
+                how = HAS_ENDED if any(one.error for one in results.values()) else HANGS
+                results |= dict.fromkeys(waiting.values(), how)
         played = [results[rank] for rank in range(self.world_size)]
+        if any(one.error and one not in (DIED, HAS_ENDED) for one in played):  # NCCL ends the process that waits
+            played = [HAS_ENDED if one == DIED else one for one in played]
         if any(one.error for one in played):
             self.close()
         return played
@@ -219,7 +223,7 @@ def in_session(plan: Plan, ranks: Any, shared_random: SharedRandom, program: Any
     def script() -> None:
         nonlocal played
         played = play(program)
-        if played.error is not None and played.error[0] in ("TimedOut", "PeerLost", "RanksApart", "PeerFailed"):
+        if played.error is not None:
             raise RuntimeError  # ends the session without a barrier
 
     try:
