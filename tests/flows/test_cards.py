@@ -254,6 +254,38 @@ def test_batches_that_a_loader_pins(flow: Flow, strategy: str) -> None:
     assert flow.run(["run", "--devices", "0,1", "--strategy", strategy, script]).ok().stdout == expected
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "exact"])
+def test_parts_of_a_model_in_streams_of_their_own(flow: Flow, strategy: str) -> None:
+    """The layers have several buckets of gradients."""
+    source = """
+        import torch
+        from torch.utils.data import DataLoader
+        torch.manual_seed(0)
+        left, right = (torch.nn.Linear(8, 900_000).cuda() for _ in range(2))
+        head = torch.nn.Linear(1_800_000, 2).cuda()
+        parameters = [*left.parameters(), *right.parameters(), *head.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=1e-6)
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        for x in DataLoader(torch.arange(32.0).cos().view(4, 8), batch_size=2):
+            x = x.cuda()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                y = right(x).relu()
+            x.record_stream(side)
+            z = left(x).relu()
+            current.wait_stream(side)
+            y.record_stream(current)
+            loss = head(torch.cat([z, y], 1)).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{loss.item():.4f}", *(f"{parameter.norm().item():.2f}" for parameter in parameters))
+    """
+    script = flow.write("train.py", source)
+    expected = flow.python([script]).ok().stdout
+    assert flow.run(["run", "--devices", "0,1", "--strategy", strategy, script]).ok().stdout == expected
+
+
 @pytest.mark.cards_and_npu
 def test_forecast_of_memory(flow: Flow) -> None:
     asks = training(

@@ -44,6 +44,11 @@ def has_streams(device: torch.device) -> bool:
     return device.type != "cpu" and hasattr(torch.get_device_module(device), "Stream")
 
 
+def current_stream() -> torch.Stream | None:
+    """Return the current stream of the accelerator; None if it is not in use, or has none."""
+    return torch.accelerator.current_stream() if hasattr(in_use(), "Stream") else None
+
+
 def best() -> torch.device:
     """Return the accelerator, if there is one now that is taken without being named, else the CPU."""
     runtime = module()

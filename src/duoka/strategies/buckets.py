@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
@@ -28,6 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, RanksApart, Refused
+from duoka.hardware import accelerator
 from duoka.private.torch import accumulates_gradient, is_dtensor
 from duoka.strategies.base import Observer, Strategy
 from duoka.system.user_code import user_line
@@ -97,6 +98,17 @@ class _Pass:
         self.ready: dict[int, int] = {}  # parameter whose gradient is computed -> position in order
         self.sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the sharded ones that were reached
         self.sparse: set[int] = set()  # those whose gradient is sparse
+        # In which gradients are summed; autograd computes them in those of the forward pass.
+        self._stream = accelerator.current_stream()
+
+    def follow_stream(self, gradients: Iterable[Tensor | None]) -> None:
+        """Let the stream of the pass wait for the current one, which has computed gradients, if it is another."""
+        current = None if self._stream is None else accelerator.current_stream()
+        if self._stream is not None and current is not None and current != self._stream:
+            self._stream.wait_stream(current)
+            for gradient in gradients:
+                if gradient is not None and gradient.device == self._stream.device and not gradient.is_sparse:
+                    gradient.record_stream(self._stream)
 
     def mark_ready(self, index: int) -> None:
         """Record that a parameter's gradient is computed, and send the buckets that are complete."""
@@ -177,8 +189,9 @@ class _Pass:
             self._infos[index].update()
         first = self._infos[members[0]] if members else None
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
-        flat = self._strategy._flat(members, torch.tensor(report or [], dtype=dtype, device=device))
-        return _SentBucket(members, cache(self._strategy._start_reduction(flat, members, len(report or []))))
+        with self._stream or nullcontext():
+            flat = self._strategy._flat(members, torch.tensor(report or [], dtype=dtype, device=device))
+            return _SentBucket(members, cache(self._strategy._start_reduction(flat, members, len(report or []))))
 
     def _gradients(self, reached: set[int]) -> dict[int, Tensor]:
         """Return the summed gradients of the parameters that any rank reached."""
@@ -364,6 +377,10 @@ class Bucketed(Strategy):
         if parameter in self._pass.sharded:  # type: ignore[union-attr]
             return len(order)
         return order.get(self._index.get(parameter, -1))
+
+    def _follow_stream(self, gradients: Iterable[Tensor | None]) -> None:
+        if self._pass is not None:
+            self._pass.follow_stream(gradients)
 
     def _mark_ready(self, index: int) -> None:
         """Record that a parameter's gradient is computed; called by autograd."""

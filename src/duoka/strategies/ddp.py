@@ -34,6 +34,7 @@ class Ddp(Bucketed):
     def _register(self, parameter: Tensor, index: int) -> None:
         def arrived(leaf: Tensor) -> None:
             if leaf.grad is not None:  # frozen since its use, it gets none
+                self._follow_stream([leaf.grad])
                 self._mark_ready(index)
 
         self._hooks.append(when_accumulated(parameter, arrived))

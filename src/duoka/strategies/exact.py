@@ -154,6 +154,7 @@ class Exact(Bucketed):
             if index in self._sums:  # of another graph that this one contains
                 sums = [*map(torch.add, self._sums[index], sums)]
             self._sums[index] = sums
+            self._follow_stream(sums)
         return True
 
     def _arrive(self, index: int, _: Tensor | None) -> None:
