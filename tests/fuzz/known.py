@@ -493,6 +493,12 @@ OTHERS = {
     "a BatchNorm of another type than its batch": on(
         "(6, 3)", "print(bn(x.double()).dtype)", "print(bn(x.half()).dtype)", header=("bn = nn.BatchNorm1d(3)",)
     ),
+    "a parameter that grows before a batch of few rows": on(
+        "(3, 3)",
+        "if step == 2: net.weight.data = torch.ones(4, 3); net.bias.data = torch.zeros(4)",
+        "for rows in (data, x[:2]):\n    net.zero_grad(); net(rows).square().mean().backward(); print(net.bias.grad)",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 3)",),
+    ),
     "weights stacked with a batch": on(
         "(4, 4)",
         "stacked = torch.column_stack([w, x]), torch.vstack([x, w]), torch.dstack([w, x[:, 0]])",

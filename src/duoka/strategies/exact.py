@@ -91,6 +91,9 @@ class Exact(Bucketed):
         if known is None or known[0].parameter() is not leaf or not _follow(known[1], leaf):
             if isinstance(leaf, nn.Parameter):
                 self.adopt(leaf)  # it was frozen before, or is new
+            # First, aliases of a former shape must go: they keep the node that accumulates gradients of that shape.
+            self._current.pop(id(leaf), None)
+            del known
             known = self._current[id(leaf)] = self._made(leaf, self._index.get(leaf))
         return known[1][share]
 
