@@ -24,7 +24,7 @@ from duoka.view.tensor.spec import Spec
 UNIT = 4  # of the offset of a GPU's generator
 
 # What a kernel takes for each sample of queries (n, heads, L, E) and keys (n, heads, S, E), from torch's sources
-# (aten/src/ATen/native/transformers/cuda), and what follows these and the values in a call of it, up to `dropout_p`.
+# (aten/src/ATen/native/transformers), and what follows these and the values in a call of it, up to `dropout_p`.
 _ATTENTION: dict[str, tuple[Callable[[Tensor, Tensor], int], tuple[Any, ...]]] = {
     "_scaled_dot_product_flash_attention": (lambda query, key: 32 * query.shape[1], ()),
     "_scaled_dot_product_efficient_attention": (
