@@ -40,7 +40,7 @@ SAVES = """
 """
 
 
-@pytest.mark.cpu_and_cards
+@pytest.mark.cpu_and_cards(long=True)
 @pytest.mark.parametrize("words", [["cpu:2"], ["cpu:3", "--strategy", "fsdp"], ["cpu:2", "--strategy", "exact"]])
 def test_a_script_that_saves_at_ctrl_c(flow: Flow, words: list[str]) -> None:
     running = flow.start(["run", "-q", "--devices", *words, flow.script(flow.write("train.py", SAVES))])
