@@ -57,7 +57,7 @@ gpu: SHOWN = $(shell $(BIN)/python -c 'import torch; print("-m tests.shared_card
 gpu: $(READY)
 	$(BIN)/python -c 'import torch; assert torch.accelerator.is_available(), "no GPU that torch can use: duoka doctor says why"'
 	$(BIN)/pytest -q -n 1 -m gpu
-	FUZZ_DEVICE=cuda $(BIN)/pytest -q -n 3 tests/fuzz/test_known.py
+	FUZZ_DEVICE=cuda $(BIN)/pytest -q -n 3 tests/fuzz/test_known.py::test_known
 	$(BIN)/python $(SHOWN) -m pytest -q -n 3 -m "(cards or cpu_and_cards) and not npu" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
 		tests/flows tests/examples
 	$(BIN)/python -m benchmarks cuda --write

@@ -72,7 +72,5 @@ def check_tried(gpus: Sequence[Gpu], tried: Container[str] = TRIED) -> Iterator[
     names = sorted({gpu.name for gpu in gpus if gpu.name not in tried})
     if names:
         what = f"duoka's tests have not run on {', '.join(names)}, only on simulated GPUs"
-        why = (
-            "never tried: collectives of GPUs, fused attention, fused recurrent nets, how copies and kernels overlap"
-        )
+        why = "not shown by those: collectives, fused attention, fused recurrent nets, how copies and kernels overlap"
         yield advice("tests", what, why, "run `make gpu` in a clone of duoka, and report what fails")

@@ -34,20 +34,16 @@ class Interruption:
             signal.signal(signal.SIGINT, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT."""
-        if self._is_late:  # this object's own
-            self._is_late = False
-        elif self._board.is_interrupted and not self._was_signalled:
+        """Handle SIGINT: the command's first waits for the other ranks; any other raises at once, as by Python."""
+        is_late, self._is_late = self._is_late, False
+        if self._board.is_interrupted and not self._was_signalled:
             self._was_signalled = True
             if not self._has_raised:
                 timer = threading.Timer(TO_AGREE, self._raise_late)
                 timer.daemon = True
                 timer.start()
-            return
-        elif not self._board.is_interrupted:
-            raise KeyboardInterrupt  # not the command's
-        if not self._has_raised:
-            self._has_raised = True
+        elif not (is_late and self._has_raised):  # all ranks have raised while the timer ended
+            self._has_raised = self._board.is_interrupted
             raise KeyboardInterrupt
 
     def _raise_late(self) -> None:
