@@ -19,168 +19,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef
 
 from duoka.errors import Refused
-from duoka.private.torch import (
-    base_of,
-    count_references,
-    is_mapped_over,
-    is_transformed,
-    memory_of,
-    negative_of,
-    set_version,
-    tree_leaves,
-    uncounted,
-    version_of,
-)
+from duoka.private.torch import base_of, memory_of, negative_of, set_version, uncounted, version_of
 from duoka.system.user_code import user_line
+from duoka.view.copy_memory import CopyMemory, Parts
+from duoka.view.memory import (
+    as_in_memory,
+    equal_bits,
+    holders,
+    is_of_leaf,
+    offset_in_batch,
+    overlap,
+    same_memory,
+    version,
+    whole_memory,
+)
 from duoka.view.shares.strides import Strides, contiguous_strides, covers, global_distance, overwrite
 from duoka.view.transforms import records_gradients, without_modes
 
 if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
-
-
-Parts = list[tuple["Spec", Tensor]]  # the rows of each local share, and where they are in the batch
-
-
-class _Original:
-    """The rows of a local share of which a tensor is the copy: a view of `base`."""
-
-    def __init__(self, spec: Spec, rows: Tensor) -> None:
-        base = base_of(rows)
-        self.spec, self.base, self._form = spec, TensorWeakRef(base), form_of(rows)
-        self.key = memory_of(rows), id(base)  # also once the base is gone
-
-    def record(self, copy: Tensor) -> None:
-        """Replace the values of the rows by those of their copy, with its history."""
-        base = self.base()
-        if base is not None:  # else nothing can read them
-            offset, shape, strides = self._form
-            with torch.enable_grad(), without_modes():
-                overwrite(base.as_strided(shape, strides, offset), self.spec.local_rows(physical(copy)))
-
-
-@dataclass(slots=True, eq=False)
-class _Known:
-    """A tensor of a copy's memory that duoka refers to."""
-
-    tensor: Tensor
-    originals: list[_Original]  # of each local share
-    history: Any  # when it was last equal to them
-
-    @property
-    def base_key(self) -> tuple[int, int] | None:
-        """Equal for copies of the same base of rows; None if it is a copy of none."""
-        return self.originals[0].key if self.originals else None
-
-    def is_of(self, base: Tensor) -> bool:
-        """Return True if it is a copy of rows of this base, of the first local share."""
-        return len(self.originals) > 0 and self.originals[0].base() is base
-
-    def is_recorded(self) -> bool:
-        """Return True if autograd has recorded a write to its memory since it was equal to the rows."""
-        return history(self.tensor) is not self.history
-
-
-class CopyMemory:
-    """The memory of a gathered copy, as all local shares know it.
-
-    argument: the copy of the rows in `parts`, which the script's function got. holders: references to its memory
-    before the script got one.
-    """
-
-    full: Tensor  # all that has been gathered, without autograd, and as it is in memory
-
-    def __init__(self, argument: Tensor, parts: Parts, holders: int) -> None:
-        self.full, self.memory = as_in_memory(argument), memory_of(argument)
-        originals = [_Original(*part) for part in parts]
-        self._known = [_Known(argument, originals, history(argument)), _Known(self.full, [], None)]
-        self._others = holders - 1  # references to it that are not the script's: the base of a view
-
-    def mark_equal(self) -> None:
-        """Note that the rows have all writes to this memory."""
-        for known in self._known:
-            known.history = history(known.tensor)
-
-    def is_recorded(self) -> bool:
-        """Return True if autograd has recorded a write to this memory since it was equal to the rows."""
-        return any(known.is_recorded() for known in self._known)
-
-    def is_held(self) -> bool:
-        """Return True if the script still holds a reference to this memory."""
-        return holders(self.full) > self._others + len(self._known)
-
-    def keep(self, tensor: Tensor, parts: Parts, records: bool = False) -> Tensor:
-        """Return a copy of the rows in `parts`, of which a reference does not mean that the script holds the memory.
-
-        It is the one of the same form that is known, if neither has gradients. records: one with gradients will do.
-        """
-        base = base_of(parts[0][1])
-        for known in self._known:
-            has_gradients = known.tensor.requires_grad
-            fits = (has_gradients and records) or not (has_gradients or tensor.requires_grad)
-            if known.tensor is tensor or (fits and known.is_of(base) and _same_form(known.tensor, tensor)):
-                return known.tensor
-        self._known.append(_Known(tensor, [_Original(*part) for part in parts], history(tensor)))
-        return tensor
-
-    def recorded(self) -> list[_Known]:
-        """Return the tensors to which autograd has recorded a write since they were equal to the rows.
-
-        Raises:
-            Refused: another tensor of the same rows would need that history, too.
-        """
-        self._forget_unused()
-        written = [known for known in self._known if known.is_recorded()]
-        for known in written:
-            base = known.originals[0].base() if known.originals else None
-            several = sum(other.base_key == known.base_key for other in self._known) > 1
-            if several or known.base_key is None or not (base is None or _can_be_recorded(base, known.tensor)):
-                raise Refused(
-                    f"rows taken from a batch were written into before {user_line()}, with a gradient; write through "
-                    "the batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
-                )
-        return written
-
-    def record_write(self, base: Tensor, full: Tensor) -> None:
-        """Record that `full`, with a graph, has replaced the values of all tensors that were taken of a base."""
-        self._forget_unused()
-        memory = torch.empty_strided(full.shape, self.full.stride(), dtype=full.dtype, device=full.device)
-        overwrite(memory, full)
-        for known in self._known:
-            if known.is_of(base) and known.tensor.dtype == full.dtype:
-                target = physical(known.tensor)
-                offset = int(target.storage_offset()) - int(self.full.storage_offset())
-                overwrite(target, memory.as_strided(target.shape, target.stride(), offset))
-
-    def _forget_unused(self) -> None:
-        """Forget the tensors that nothing else refers to, of which a loop over rows makes many."""
-        # The base of a view is among `_others`.
-        unrecorded = [known for known in self._known if not known.is_recorded()]
-        loose = [known for known in unrecorded if base_of(known.tensor) is known.tensor is not self.full]
-        references = [TensorWeakRef(known.tensor) for known in loose]
-        for known in loose:
-            del known.tensor
-        for known, reference in zip(loose, references, strict=True):
-            tensor = reference()
-            if tensor is None:
-                self._known.remove(known)
-            else:
-                known.tensor = tensor
-
-    def extend(self, shape: Sequence[int], offset: int) -> Tensor:
-        """Make `full` a contiguous tensor of this shape, whose first element is at `offset` in this memory."""
-        self.full = self.full.as_strided(shape, contiguous_strides(shape), offset).detach()
-        self._known.append(_Known(self.full, [], None))
-        return self.full
 
 
 @dataclass(slots=True, eq=False)
@@ -258,7 +122,7 @@ class AliasedCopy:
             return False
         if read is not None and self.copied.is_held() and not same_memory(self.rows, read):
             return False
-        return not self.full.is_cpu or not _equal(self._rows_of_copy().to(self.rows.device), self.rows)
+        return not self.full.is_cpu or not equal_bits(self._rows_of_copy().to(self.rows.device), self.rows)
 
     def write_through(self) -> None:
         """Update the rows from the gathered copy, to which the script has written.
@@ -363,7 +227,7 @@ class AliasedCopies:
     def share_memory(self, batches: list[Tensor], others: list[Tensor]) -> bool:
         """Return True if one of other tensors is of the memory of a copy of one of these batches, given by rows."""
         return any(
-            _overlap(copy.full, tensor) for rows in batches for copy in self.of_memory(rows) for tensor in others
+            overlap(copy.full, tensor) for rows in batches for copy in self.of_memory(rows) for tensor in others
         )
 
     def add(
@@ -517,27 +381,6 @@ class AliasedCopies:
                 copy.spec.view.shares.synchronize(_gather_again, (copy, next(bases, None)))
 
 
-def is_of_leaf(rows: Tensor) -> bool:
-    """Return True if torch refuses a write to a tensor, as it is or views a leaf that requires a gradient."""
-    return torch.is_grad_enabled() and base_of(rows).is_leaf and base_of(rows).requires_grad
-
-
-def _can_be_recorded(base: Tensor, copy: Tensor) -> bool:
-    """Return True if autograd can record a write of a copy to the base of its rows."""
-    return not (is_of_leaf(base) or base.dtype != copy.dtype or base.is_conj() or base.is_neg())
-
-
-def form_of(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
-    """Return the place of a tensor's first element in its memory, its shape and its strides."""
-    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
-
-
-def _same_form(tensor: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors of one memory are the same."""
-    bits = tensor.is_conj() == other.is_conj() and tensor.is_neg() == other.is_neg()
-    return bits and tensor.dtype == other.dtype and form_of(tensor) == form_of(other)
-
-
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
     return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].copied.is_held())] * len(copies)
@@ -582,98 +425,3 @@ def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
     for copy, _ in parts:
         copy.mark_equal()
     return [None] * len(parts)
-
-
-def blocks_of_memory(rows: Tensor, spec: Spec, strides: Strides) -> tuple[Spec, int] | None:
-    """Return how the memory of a rank's rows is arranged: the placement of its samples, and the elements of each.
-
-    None if it is no sequence of whole samples. strides: of the batch.
-    """
-    sample = strides[spec.dim] * spec.inner
-    size, block = rows.untyped_storage().nbytes() // rows.itemsize, spec.partition.rows * sample
-    if not block or size % block or spec.view.of_parameters:
-        return None
-    return replace(spec, dim=0, outer=size // block, inner=1), sample
-
-
-def whole_memory(rows: Tensor, spec: Spec, strides: Strides) -> tuple[Spec, Tensor] | None:
-    """Return all of the memory of a rank's rows: the placement of its samples, and these, shape (samples, elements).
-
-    None as of `blocks_of_memory`.
-    """
-    blocks = blocks_of_memory(rows, spec, strides)
-    if blocks is None:
-        return None
-    spec, sample = blocks
-    return spec, as_in_memory(rows).as_strided((spec.local_size, sample), (sample, 1), 0).detach()
-
-
-def offset_in_batch(rows: Tensor, spec: Spec, strides: Strides) -> int:
-    """Return the place of a batch's first element in one device's memory, of which a rank's rows are.
-
-    strides: of the batch.
-    """
-    sample, partition = strides[spec.dim] * spec.inner, spec.partition
-    return global_distance(int(rows.storage_offset()), sample, partition.n, partition.rows)
-
-
-def physical(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor's memory as it is, where the tensor is to be read as its conjugate or negative."""
-    tensor = tensor.conj() if tensor.is_conj() else tensor
-    return negative_of(tensor) if tensor.is_neg() else tensor
-
-
-def as_in_memory(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same memory, without autograd, that is to be read as it is."""
-    with without_modes():
-        return physical(tensor.detach()).detach()  # a view would be a second reference to the memory
-
-
-def history(tensor: Tensor) -> Any:
-    """Return the node of autograd that a recorded write to a tensor, which may be a view, replaces."""
-    return base_of(tensor).grad_fn
-
-
-def version(tensor: Tensor) -> int:
-    """Return the number of writes to a tensor's memory; 0 for a tensor of the inference mode, which has no count."""
-    return 0 if tensor.is_inference() else version_of(tensor)
-
-
-def holders(tensor: Tensor) -> int:
-    """Return the number of tensors and arrays that share this tensor's memory."""
-    return count_references(tensor)
-
-
-def same_memory(tensor: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors are views of the same memory."""
-    if tensor.layout is not torch.strided or tensor.device != other.device:
-        return False
-    return memory_of(tensor) == memory_of(other)
-
-
-def _overlap(tensor: Tensor, other: Tensor) -> bool:
-    """Return True if the memory of two tensors overlaps, of which one may have come from an array of the other's."""
-    if other.layout is not torch.strided or tensor.device != other.device:
-        return False
-    here, there = tensor.untyped_storage(), other.untyped_storage()
-    before = there.data_ptr() - here.data_ptr()
-    return -there.nbytes() < before < here.nbytes()
-
-
-def has_memory_of(full: Tensor, out: Any) -> bool:
-    """Return True if a result that the script gets shares the memory of a copy."""
-    return any(_is_of_memory(full, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out)))
-
-
-def _is_of_memory(full: Tensor, leaf: Any) -> bool:
-    if isinstance(leaf, Tensor):
-        return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, full)
-    if isinstance(leaf, np.ndarray):
-        return bool(np.may_share_memory(leaf, full.detach().numpy()))
-    return isinstance(leaf, (torch.UntypedStorage, torch.TypedStorage)) or type(leaf).__name__ == "PyCapsule"
-
-
-def _equal(*tensors: Tensor) -> bool:
-    """Return True if two tensors have the same bits: NaN equals itself, and 0.0 is not -0.0."""
-    dense = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors]
-    return torch.equal(*(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense))

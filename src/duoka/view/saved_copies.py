@@ -18,15 +18,9 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import TensorWeakRef
 
 from duoka.private.torch import WeakMemory, base_of, memory_of
-from duoka.view.aliased import (
-    AliasedCopies,
-    AliasedCopy,
-    CopyMemory,
-    as_in_memory,
-    form_of,
-    same_memory,
-    version,
-)
+from duoka.view.aliased import AliasedCopies, AliasedCopy
+from duoka.view.copy_memory import CopyMemory
+from duoka.view.memory import as_in_memory, form_of, same_memory, version
 from duoka.view.shares.strides import Strides, overwrite
 from duoka.view.transforms import records_gradients, without_modes
 

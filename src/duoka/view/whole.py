@@ -22,11 +22,9 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import base_of, memory_of, negative_of, set_version, tree_leaves, tree_map_only, uncounted
 from duoka.system.user_code import user_line
-from duoka.view.aliased import (
-    AliasedCopies,
-    AliasedCopy,
-    CopyMemory,
-    Parts,
+from duoka.view.aliased import AliasedCopies, AliasedCopy
+from duoka.view.copy_memory import CopyMemory, Parts
+from duoka.view.memory import (
     as_in_memory,
     blocks_of_memory,
     has_memory_of,

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from duoka.errors import DuokaError
 from duoka.hardware import accelerator
 from duoka.private.torch import parse_to, tree_leaves, tree_map_only
-from duoka.view.aliased import history, same_memory, version
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.generators import keep_states
+from duoka.view.memory import history, same_memory, version
 from duoka.view.rules.draws import DrawCache
 from duoka.view.rules.facts import memory_of_batch
 from duoka.view.rules.lookup import NotByRows

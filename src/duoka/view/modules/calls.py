@@ -29,10 +29,10 @@ from duoka.private.torch import (
     tree_map_only,
     uncounted,
 )
-from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch import native
 from duoka.view.dispatch.failing import note_range
 from duoka.view.dispatch.own_rows import names_of_module, on_own_rows
+from duoka.view.memory import same_memory, version
 from duoka.view.modules.compiled import Compiled, ThreadState, is_compiled
 from duoka.view.modules.fast_paths import (
     WITH_FAST_PATH,

@@ -13,7 +13,7 @@ from duoka.hardware.vendors import TYPES
 from duoka.private.torch import AsPlainTensors, memory_of
 from duoka.system.user_code import user_line
 from duoka.view import originals
-from duoka.view.aliased import offset_in_batch, same_memory, whole_memory
+from duoka.view.memory import offset_in_batch, same_memory, whole_memory
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import functions, getters
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, set_rows

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import count_users, set_version, version_of
-from duoka.view.aliased import holders
+from duoka.view.memory import holders
 from duoka.view.rules.blocks import blocks_of
 from duoka.view.rules.lookup import (
     NotByRows,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.hardware.vendors import TYPES
-from duoka.view.aliased import same_memory
+from duoka.view.memory import same_memory
 from duoka.view.rules.lookup import align, functions, getters, localise, ndim_of, rows_in, same_rows, shape_of, wrap
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec

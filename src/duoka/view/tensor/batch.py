@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, set_version, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
-from duoka.view.aliased import CopyMemory
+from duoka.view.copy_memory import CopyMemory
 from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
 from duoka.view.tensor.spec import Meta, Spec
