@@ -52,29 +52,29 @@ def difference(program: Program, ranks: Ranks, expected: Played | None = None) -
     """Play a program on one device and on ranks; return the first difference, None if there is none."""
     expected = expected or play_on_one_device(program)
     played = ranks.play(program)
-    found = _difference(program, expected, played)
-    if found is None or (found.by and _is_rounding(program, ranks, found)):
+    first = _difference(program, expected, played)
+    if first is None or (first.by and _is_rounding(program, ranks, first)):
         return None
-    return replace(found, ranks=f"{ranks.strategy} on {ranks.world_size} ranks")
+    return replace(first, ranks=f"{ranks.strategy} on {ranks.world_size} ranks")
 
 
-def _is_rounding(program: Program, ranks: Ranks, found: Difference) -> bool:
+def _is_rounding(program: Program, ranks: Ranks, met: Difference) -> bool:
     """Return whether what differs, beyond what the nudges do, depends on the precision as rounding does."""
     other = program.in_other_precision()
     if other is None:
         return False
     expected, played = play_on_one_device(other), ranks.play(other)
-    events = [one.events[found.at].values for one in (expected, *played) if len(one.events) > found.at]
-    values = [list(_floats(one)) for one in events]
-    if len(values) != 1 + len(played) or len({len(one) for one in values}) > 1:
+    events = [each.events[met.at].values for each in (expected, *played) if len(each.events) > met.at]
+    values = [list(_floats(event)) for event in events]
+    if len(values) != 1 + len(played) or len({len(floats) for floats in values}) > 1:
         return False
-    by = max(_distance(values[0], one) for one in values[1:])
-    return max(by, found.by) > min(by, found.by) * 2**20  # rounding: 2**29 times as much in the one as in the other
+    by = max(_distance(values[0], floats) for floats in values[1:])
+    return max(by, met.by) > min(by, met.by) * 2**20  # rounding: 2**29 times as much in the one as in the other
 
 
 def _difference(program: Program, expected: Played, played: list[Played]) -> Difference | None:
-    raised = [one for one in played if one.error is not None and one.error[0] != ENDED]
-    played = [one for one in played if one.error is None or one.error[0] != ENDED]
+    raised = [each for each in played if each.error is not None and each.error[0] != ENDED]
+    played = [each for each in played if each.error is None or each.error[0] != ENDED]
     first = played[0]
     for rank, other in enumerate(played):
         if other.error is not None and other.error != expected.error:
@@ -85,41 +85,43 @@ def _difference(program: Program, expected: Played, played: list[Played]) -> Dif
                 return Difference("ended", f"rank {rank}: {name}: {text}")
     events = first.events
     refused = next(
-        (place for place, event in enumerate(events) if event.values in [(one,) for one in REFUSALS]), None
+        (number for number, event in enumerate(events) if event.values in [(name,) for name in REFUSALS]), None
     )
     if refused is not None:
         events = events[:refused]
     for rank, other in enumerate(played):
-        for one, two in zip(events, other.events, strict=False):
-            if repr((one.line, one.values)) != repr((two.line, two.values)):
-                return Difference("apart", f"rank 0: {_shown(one)}\nrank {rank}: {_shown(two)}")
+        for event, its in zip(events, other.events, strict=False):
+            if repr((event.line, event.values)) != repr((its.line, its.values)):
+                return Difference("apart", f"rank 0: {_shown(event)}\nrank {rank}: {_shown(its)}")
     rounding: list[tuple[int, Event, Event]] = []
     wanted: tuple[Event, ...] = expected.events
-    for place, (one, two) in enumerate(zip(wanted, events, strict=False)):
-        if any(OVERFLOWS < abs(value) < math.inf for value in _floats(one.values)):
+    for number, (right, shown) in enumerate(zip(wanted, events, strict=False)):
+        if any(OVERFLOWS < abs(value) < math.inf for value in _floats(right.values)):
             return None  # rounding decides what overflows
-        if one.line != two.line or not _same_form(one.values, two.values):
-            if any(p.events[place : place + 1] and not _alike(p.events[place], one) for p in _nudged(program)):
+        if right.line != shown.line or not _same_form(right.values, shown.values):
+            if any(p.events[number : number + 1] and not _alike(p.events[number], right) for p in _nudged(program)):
                 return None  # rounding decides what is printed
-            raising = one.line != two.line or any(
-                isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], str) for v in (one.values, two.values)
+            raising = right.line != shown.line or any(
+                isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], str) for v in (right.values, shown.values)
             )
-            return Difference("raises" if raising else "differs", f"python: {_shown(one)}\nranks:  {_shown(two)}")
-        if repr(one.values) != repr(two.values):
-            rounding.append((place, one, two))
+            return Difference("raises" if raising else "differs", f"python: {_shown(right)}\nranks:  {_shown(shown)}")
+        if repr(right.values) != repr(shown.values):
+            rounding.append((number, right, shown))
     if refused is not None:
         return Difference("refused", first.events[refused].text)
     if len(wanted) != len(events) and not (raised and expected.error):
-        shown = _shown(max(wanted, events, key=len)[min(len(wanted), len(events))])
-        text = f"python prints {len(wanted)} times, ranks {len(events)} times; the first that is not of both: {shown}"
+        extra = _shown(max(wanted, events, key=len)[min(len(wanted), len(events))])
+        text = f"python prints {len(wanted)} times, ranks {len(events)} times; the first that is not of both: {extra}"
         return Difference("raises", text)
     nudged = _nudged(program) if rounding else []
-    for place, one, two in rounding:
-        near = [other.events[place].values for other in nudged if len(other.events) > place]
-        by, allowed = _beyond(one.values, two.values, near)
+    for number, right, shown in rounding:
+        near = [other.events[number].values for other in nudged if len(other.events) > number]
+        by, allowed = _beyond(right.values, shown.values, near)
         if by > allowed:
-            text = f"python: {_shown(one)}\nranks:  {_shown(two)}\nby {by:.3g}; rounding does {allowed:.3g} at most"
-            return Difference("differs", text, at=place, by=by)
+            text = (
+                f"python: {_shown(right)}\nranks:  {_shown(shown)}\nby {by:.3g}; rounding does {allowed:.3g} at most"
+            )
+            return Difference("differs", text, at=number, by=by)
     return None
 
 
