@@ -1671,6 +1671,21 @@ HELD_ROWS = {
         "x.mul_(2); v = x[:, 1:]; a, b = v[0], x[0]; v.add_(1); print(a._version, b._version, x._version)",
         "a.zero_(); b += 1; print(x._version, v._version, a._version)",
     ),
+    "layout of draws of single rows": on(
+        "(2, 4, 5)",
+        "torch.manual_seed(0); p = x.abs().transpose(1, 2)",
+        "for y in (torch.poisson(p), torch.normal(0.0, p), torch.normal(p, p), F.rrelu(p, training=True)):\n"
+        "    print(y.stride(), y.is_contiguous(), y)",
+        "y = F.scaled_dot_product_attention(p, p, p, dropout_p=0.5); print(y.stride(), y, torch.rand(()))",
+    ),
+    "statistics of BatchNorm that are written before the backward pass": on(
+        "(6, 4)",
+        "losses = [(net((x + w)[::k]) ** 3).sum() for k in (1, 2)]",
+        "losses[0].backward(); print(w.grad, net.running_mean)",
+        "with torch.no_grad(): net.running_mean.mul_(0.5)",
+        "losses[1].backward()",
+        header=("net, w = nn.BatchNorm1d(4), torch.ones(4, requires_grad=True)",),
+    ),
     "draws into a view with gaps, of single rows": on(
         "(2, 4, 5)",
         "torch.manual_seed(0); b = x[:, :3]; b.view_as(b).normal_(); print(x)",

@@ -118,8 +118,12 @@ def test_a_directory_of_dcp(flow: Flow) -> None:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for path in ("a", "b", "a"):
-            dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+        for path in ("a", "b", "a", "asynchronous"):
+            state = {"model": model.state_dict(), "steps": torch.tensor(3)}
+            if path == "asynchronous":
+                dcp.async_save(state, checkpoint_id=path).result()
+            else:
+                dcp.save(state, checkpoint_id=path)
             found = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
             dcp.load(found, checkpoint_id=path)
             print(sorted(os.listdir(path)), torch.equal(found["model"]["weight"], model.weight))

@@ -29,6 +29,7 @@ from duoka.checkpoint.sharded import local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
 from duoka.sharding.parameter import Sharded
+from duoka.system.user_code import after_import
 from duoka.view.rules.facts import make_address_in_parameter
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import gather_sharing
@@ -87,6 +88,7 @@ def install(session: Session) -> None:
             patches.around(import_module(name), "serialize_file")(write_once)
     if view.has_sharded:
         install_safetensors(session)
+        after_import("torch.distributed.checkpoint.staging", partial(_gather_staged, session))
     for space in (checkpoint, weights):
         patches.put(space, "ranks_here", lambda: session.ranks)
 
@@ -136,6 +138,14 @@ def install_safetensors(session: Session) -> None:
         named = type(type(model).__name__, (SimpleNamespace,), {})  # for error messages
         stand_in = named(state_dict=rows, load_state_dict=model.load_state_dict)
         return original(stand_in, filename, strict, "cpu", **how)
+
+
+def _gather_staged(session: Session, space: Any) -> None:
+    """Let rank 0's thread of `async_save`, which writes what is staged, have the values of sharded parameters."""
+
+    @session.patches.around(space.DefaultStager, "stage")
+    def stage(original: Callable[..., Any], stager: Any, state_dict: Any, **kwargs: Any) -> Any:
+        return original(stager, _gathered(state_dict, session.ranks.rank == 0), **kwargs)
 
 
 def _save_together(session: Session, obj: Any, path: Any) -> bool:

@@ -388,7 +388,7 @@ def _conforming(rule: Rule, call: DescribedCall, recorder: Any) -> Any:
     def outcome() -> Outcome:
         known = outcomes[key] if key is not None else None
         if known is None:
-            known = outcome_of(func, args, kwargs, call.traits.draws)
+            known = outcome_of(func, args, kwargs)
             if key is not None and known.lasts:
                 outcomes.keep(key, known)
         return known

@@ -131,7 +131,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         means, variances = shares.gather(mine).unbind(1)
         mean, var = combined(means, variances, counts.to(means.dtype) / total)
         running.update(mean, var, total)  # here: a checkpoint's recomputation ends when the last tensor is saved
-        ctx.save_for_backward(*inputs, mean, var)
+        ctx.save_for_backward(running.mean, running.var, *inputs, mean, var)  # as torch, which sees writes to each
         ctx.eps, ctx.total, ctx.shares = running.eps, total, shares
         ctx.set_materialize_grads(False)
         return tuple(
@@ -141,7 +141,7 @@ class _WholeBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        *inputs, mean, var = ctx.saved_tensors
+        _, _, *inputs, mean, var = ctx.saved_tensors
         shares = ctx.shares
         if all(grad is None for grad in grads):  # as a script's own Function may return
             return (None,) * len(ctx.needs_input_grad)
@@ -188,14 +188,14 @@ class _KernelBatchNorm(torch.autograd.Function):
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
             means, means, inverses, *running, counts.to(means.dtype)
         )
-        ctx.save_for_backward(rows, weight, bias, mean, inverse, counts)
+        ctx.save_for_backward(running.mean, running.var, rows, weight, bias, mean, inverse, counts)
         ctx.shares, ctx.eps = shares, running.eps
         ctx.set_materialize_grads(False)
         return torch.batch_norm_elemt(rows, weight, bias, mean, inverse, running.eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        rows, weight, bias, mean, inverse, counts = ctx.saved_tensors
+        _, _, rows, weight, bias, mean, inverse, counts = ctx.saved_tensors
         shares: LocalShares = ctx.shares
         if grads[0] is None:
             return (None,) * len(ctx.needs_input_grad)

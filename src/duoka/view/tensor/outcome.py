@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
+from duoka.view.generators import random_states, set_random_states
 from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite, same_layout
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
 from duoka.view.tensor.spec import Spec, zeros
@@ -57,19 +58,19 @@ class Outcome:
 UNKNOWN, RAISES = Outcome(), Outcome(raises=True)
 
 
-def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs, draws: bool = False) -> Outcome:
+def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device.
 
     Where rows do not tell the strides, as a rank has a single one, kernels of their device are asked, with batches of
     zeros: those for "meta" lay some results out otherwise (`x // 2` of a transposed x).
-
-    draws: the function draws random numbers, so it is not called with zeros.
     """
     outcome = _outcome_on("meta", func, args, kwargs)
     asked = [batch for batch in batches_in((args, kwargs)) if not batch._spec.determines_strides]
     devices = {batch.device for batch in asked}
-    if len(devices) == 1 and not draws:
+    if len(devices) == 1:
+        states = random_states()  # which the function may draw from
         on_device = _outcome_on(str(*devices), func, args, kwargs)
+        set_random_states(states)
         if on_device.results is not None:  # else it raises an error because of the zeros
             return replace(on_device, lasts=outcome != UNKNOWN)
     return outcome
