@@ -140,7 +140,10 @@ def in_turns(world_size: int, work: Callable[[View], T]) -> list[T]:
 def shared(view: View, whole: Tensor, dim: int = 0) -> BatchTensor:
     """This rank's batch tensor of a tensor that every rank has."""
     spec = Spec(view, view.partition(whole.shape[dim]), dim)
-    return BatchTensor(spec.local_rows(whole).clone(), spec)
+    rows = spec.local_rows(whole)
+    # Of a tensor without elements torch keeps strides that are not those of its shape, here of other rows.
+    form = torch.preserve_format if rows.numel() else torch.contiguous_format
+    return BatchTensor(rows.clone(memory_format=form), spec)
 
 
 def whole_of(value: Any) -> Any:
