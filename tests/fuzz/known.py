@@ -490,6 +490,12 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "a plain tensor converted to the type of a batch": on(
+        "(6, 3)",
+        "z = x * w; m = x[:, 0] > 0; rows = z[m]; y = x.clone(); y[m] = (rows * w).to(y) + w.type_as(x)",
+        "w.grad = None; (y**2).sum().backward(); print(y, w.grad, w.to(x.double()).dtype)",
+        header=("w = torch.tensor([1.5, 2.0, -1.0], requires_grad=True)",),
+    ),
     "a BatchNorm of another type than its batch": on(
         "(6, 3)", "print(bn(x.double()).dtype)", "print(bn(x.half()).dtype)", header=("bn = nn.BatchNorm1d(3)",)
     ),
@@ -1361,6 +1367,14 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "rows of a table that a lookup renormalises, beside a row": on(
+        "(6, 3)",
+        "table(x[:, :2].long() % 3 + step); table.weight.data[0].zero_(); print(table.weight)",
+        header=(
+            "torch.manual_seed(0); table = nn.Embedding(7, 4, max_norm=1.0)",
+            "table.weight.data.mul_(3)",
+        ),
+    ),
     "a sharded model in an attribute of what is saved": SAVED,
     "tensors of weights written beside batches": on(
         "(6, 3)",

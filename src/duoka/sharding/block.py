@@ -164,9 +164,9 @@ class Block:
 
     def copy_to_shard(self, index: int, unsharded: Tensor) -> None:
         """Copy writes to an unsharded parameter into this rank's shard."""
-        self.blocks.view.written += 1
-        with torch.no_grad():
-            shard = self.shards[index]
+        view, shard = self.blocks.view, self.shards[index]
+        view.written += 1
+        with torch.no_grad(), view.aliased.updated([shard._rows], None):
             shard._rows.copy_(shard._spec.partition.local_rows(unsharded, shard._spec.dim))
 
     def write_back(self) -> None:

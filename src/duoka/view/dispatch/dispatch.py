@@ -29,6 +29,7 @@ from duoka.view.memory import history, same_memory, version
 from duoka.view.rules.draws import DrawCache
 from duoka.view.rules.facts import memory_of_batch
 from duoka.view.rules.lookup import NotByRows
+from duoka.view.rules.pointwise import CONVERSIONS
 from duoka.view.shares.local import Outdated
 from duoka.view.shares.strides import is_dense
 from duoka.view.tensor.batch import (
@@ -72,6 +73,9 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
         out = index_cached(*args)
         if out is not NotImplemented:
             return out
+    if func in CONVERSIONS and not isinstance(args[0], BatchTensor):  # it only reads the type and device of a batch
+        read = tree_map_only(BatchTensor, lambda of: torch.empty(0, dtype=of.dtype, device=of.device), (args, kwargs))
+        return func(*read[0], **read[1])
     # What counts or records operators (FlopCounterMode) must see those of one device.
     if operators_are_observed() and not BatchTensor.traits_of(func).unrecorded:
         return compute_whole(func, args, kwargs)

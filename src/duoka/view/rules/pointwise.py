@@ -48,9 +48,9 @@ IN_PLACE = " ".join(f"{name}_" for name in NAMES.split() if not name.startswith(
 def pointwise(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute an operation on the local rows; a plain operand of the batch's size is split."""
     values = (*args, *kwargs.values())
-    if func in _CONVERSIONS:  # only read the type and device of the other
+    if func in CONVERSIONS:  # only read the type and device of the other
         out = func(*map(_part_of, args), **{name: _part_of(value) for name, value in kwargs.items()})
-        return BatchTensor(out, args[0]._spec) if isinstance(args[0], BatchTensor) else out
+        return BatchTensor(out, args[0]._spec)
     spec, right = None, 0
     for value in values:
         if isinstance(value, BatchTensor) and _from_right(value) > right:
@@ -97,7 +97,7 @@ def _on_rows(func: Function, args: Args, kwargs: Kwargs, spec: Spec, right: int)
 _GIVING_TWO = functions("frexp")
 
 
-_CONVERSIONS = (Tensor.to, Tensor.type_as)
+CONVERSIONS = (Tensor.to, Tensor.type_as)
 
 
 def _part_of(value: Any) -> Any:
