@@ -1685,6 +1685,12 @@ HELD_ROWS = {
         "x.mul_(2); v = x[:, 1:]; a, b = v[0], x[0]; v.add_(1); print(a._version, b._version, x._version)",
         "a.zero_(); b += 1; print(x._version, v._version, a._version)",
     ),
+    "conjugates and parts of complex single rows": on(
+        "(2, 3, 4)",
+        "c = torch.complex(p := x.permute(1, 2, 0), p + 1); print(c.conj().resolve_conj(), c.real.stride(), c.imag)",
+        "f = torch.fft.fft(p, dim=1); print(f.conj() * c, f.mH.shape, f.real.stride(), f.conj().imag)",
+        "c.imag.add_(1); c.conj().real.mul_(2); print(c)",
+    ),
     "layout of draws of single rows": on(
         "(2, 4, 5)",
         "torch.manual_seed(0); p = x.abs().transpose(1, 2)",

@@ -201,9 +201,11 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         return argument
     if rows is argument._rows:
         rows = rows.view_as(rows)
-    # Dimensions of size 1 count, too: torch tells by the strides whether two views are the same elements.
-    elif not _shares_memory(rows, [argument]) or rows.stride() != spec.local_strides(result.strides):
+    elif not _shares_memory(rows, [argument]):
         rows = _viewed(argument, spec, result)
+    # Dimensions of size 1 count, too: torch tells by the strides whether two views are the same elements.
+    elif rows.stride() != (strides := spec.local_strides(result.strides)):
+        rows = rows.as_strided(rows.shape, strides)
     return BatchTensor(rows, spec, result.strides)
 
 
