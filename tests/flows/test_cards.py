@@ -526,6 +526,8 @@ WHOLE = """
     w.data, average[0].weight.data = average[0].weight.data * 2, w.data
     model[2].weight = nn.Parameter(model[2].weight.detach().clone())
     print(f"{average(x).sum().item():.4f} {model(x).sum().item():.4f}")
+    norms = torch.stack([w.grad.norm(), x.sum(), *torch._foreach_norm([w.grad, x])])
+    print(norms, (w.grad.mul_(norms[1] / norms.norm()) * w.grad.amax()).sum())
     copies = copy.deepcopy([w.detach(), w.grad, model.state_dict()["0.weight"]])
     print({copy.device for copy in [*copies, torch.tensor(w.detach()), nn.Parameter(w.detach())]})
 """

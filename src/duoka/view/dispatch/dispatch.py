@@ -114,7 +114,7 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
     def shown_as(leaf: Tensor) -> Tensor:
         if isinstance(leaf, BatchTensor):
             leaf._shown_device = shown
-        return leaf if shown is None or not leaf.dim() or isinstance(leaf, BatchTensor) else leaf.to(shown)
+        return leaf if shown is None or isinstance(leaf, BatchTensor) else leaf.to(shown)
 
     return tree_map_only(Tensor, shown_as, out)
 
