@@ -1367,6 +1367,18 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "a learning rate and a mask that are learned beside parameters only": on(
+        "(6, 3)",
+        "grads = torch.autograd.grad(net(x).pow(2).mean(), [*net.parameters()], create_graph=True)",
+        "fast = {n: p - rate * 2 * g for (n, p), g in zip(net.named_parameters(), grads)}",
+        "rate.grad = mask.grad = None; (net.weight * mask).pow(2).sum().backward()",
+        "torch.func.functional_call(net, fast, (x,)).pow(2).mean().backward(); print(rate.grad, mask.grad)",
+        "print(torch.autograd.grad((net.weight.detach() * mask * rate).sum(), [mask, rate]))",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(3, 4)",
+            "rate, mask = torch.tensor(0.01, requires_grad=True), torch.ones(4, 3, requires_grad=True)",
+        ),
+    ),
     "rows of a table that a lookup renormalises, beside a row": on(
         "(6, 3)",
         "table(x[:, :2].long() % 3 + step); table.weight.data[0].zero_(); print(table.weight)",

@@ -30,7 +30,7 @@ def inputs() -> Tensor:
 
 
 def sharded(ranks: ProcessCollectives, model: nn.Module) -> ModelSharding:
-    sharding = ModelSharding(ranks, lambda parameter: None)
+    sharding = ModelSharding(ranks, lambda leaf: None, lambda parameter: None)
     sharding.shard(model)
     return sharding
 
@@ -76,7 +76,7 @@ class Observed(Blocks):
 
 def test_the_next_block_comes_while_one_computes() -> None:
     def work(ranks: ProcessCollectives) -> Any:
-        sharding = ModelSharding(ranks, lambda parameter: None)
+        sharding = ModelSharding(ranks, lambda leaf: None, lambda parameter: None)
         seen = sharding._blocks = Observed(sharding._blocks)
         model = net()
         sharding.shard(model)

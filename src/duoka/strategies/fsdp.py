@@ -46,16 +46,17 @@ _SHOWN = 12  # classes
 class ModelSharding:
     """The sharded models of one run.
 
-    leave: called with each parameter that becomes sharded. reach: called with each one that a backward pass reaches.
-    say: prints a line. names: classes of the modules that are blocks; empty: found in lists. every: whether every
-    model of the run is sharded. machines: the ranks of each machine, all of which hold a copy of the model; empty:
-    all ranks together hold one. offloads: shards, gradients and the optimizer's state stay in the host's memory;
-    blocks are gathered on the device to which the model was moved.
+    adopt: as for `View`. leave: called with each parameter that becomes sharded. reach: called with each one that a
+    backward pass reaches. say: prints a line. names: classes of the modules that are blocks; empty: found in lists.
+    every: whether every model of the run is sharded. machines: the ranks of each machine, all of which hold a copy of
+    the model; empty: all ranks together hold one. offloads: shards, gradients and the optimizer's state stay in the
+    host's memory; blocks are gathered on the device to which the model was moved.
     """
 
     def __init__(
         self,
         ranks: Collectives,
+        adopt: Callable[[Tensor], None],
         leave: Callable[[Tensor], None],
         reach: Callable[[Tensor], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
@@ -68,7 +69,7 @@ class ModelSharding:
         among, replicas = _groups_of_ranks(ranks, machines)
         self._count, self._offloads = among.world_size, offloads
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
-        self.view = ParameterView(among, GradientNorms(), torch.device("cpu") if offloads else None)
+        self.view = ParameterView(among, adopt, GradientNorms(), torch.device("cpu") if offloads else None)
         self._blocks = Blocks(self.view, reach, replicas)
         self._sharded_count = 0  # parameters so far
         self._flattened = WeakIdKeyDictionary()  # parameters of LBFGS
@@ -315,8 +316,8 @@ class Fsdp(Ddp):
         if offloads:
             self._group_alike = getattr(*GROUP_ALIKE)
             setattr(*GROUP_ALIKE, staticmethod(partial(_group_on_host, self._group_alike)))
-        make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._settings.blocks, self._every)
-        self._make = partial(make, offloads=offloads)
+        make = partial(ModelSharding, ranks, self.adopt, self.leave, self.reach, say, self._settings.blocks)
+        self._make = partial(make, self._every, offloads=offloads)
         self._sharding = self._make(self._machines)
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         recomputed = self._sharding.blocks if self._settings.checkpoint_activations else ()

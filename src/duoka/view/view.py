@@ -316,14 +316,20 @@ class RowIndependent:
 class ParameterView(View):
     """The view of sharded parameters, and of what is computed from them (`duoka.sharding`)."""
 
-    def __init__(self, ranks: Collectives, gradient_norms: Any = None, device: torch.device | None = None) -> None:
-        super().__init__(ranks, lambda leaf: None)
+    def __init__(
+        self,
+        ranks: Collectives,
+        adopt: Callable[[Tensor], None],
+        gradient_norms: Any = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(ranks, adopt)
         self.of_parameters, self.device, self.gradient_norms = True, device, gradient_norms
 
     @cached_property
     def on_host(self) -> ParameterView:
         """The view of copies of offloaded parameters that the script has moved to the host."""
-        return ParameterView(self.ranks, self.gradient_norms)
+        return ParameterView(self.ranks, self.adopt, self.gradient_norms)
 
 
 def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
