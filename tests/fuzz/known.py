@@ -123,6 +123,15 @@ LAYOUTS = {
         "print([(row.storage_offset(), row.untyped_storage().nbytes()) for row in rows])",
         "array = torch.from_numpy(views[1].numpy()); print(array.data_ptr() - rows[1].untyped_storage().data_ptr())",
     ),
+    "views of a single row's results": on(
+        "(4, 3)",
+        "h = (x.T.contiguous().T * w).exp(); z = torch.complex(h, x); y, a, b = h.detach(), z.real, z.detach().imag",
+        "print([(t.requires_grad, t._is_view(), t.stride(), t.tolist()) for t in (y, a, b, z)])",
+        "y.requires_grad_().sum().backward(); print(y.grad.tolist(), w.grad)",
+        "a.mul(x).sum().backward(); print(w.grad); w.grad = None",
+        "c = x.T.contiguous().T.neg().view(torch.int32); c += 1; print(c.stride(), c.tolist())",
+        header=("w = torch.arange(1.0, 4.0, requires_grad=True)",),
+    ),
     "address beside an empty view": on(
         "(4, 2, 3)", "y = x.narrow(2, 0, 0)", "z = y.reshape(y.shape)", "print(z.data_ptr() == x.data_ptr())"
     ),
@@ -137,6 +146,15 @@ LAYOUTS = {
         "(4, 3)",
         "x[None] = x; x += x[..., :1]; x[:, :2] = x[:, 1:]; x[:, None, 0] = x[:, :1]",
         "x[:, 1:] += x[:, :-1]; x.T[1:] = x.T[:-1]; torch._foreach_add_([x], [x[:, :1]])",
+    ),
+    "written from overlapping parts of itself with a gradient": on(
+        "(4, 3)",
+        "w.grad = None; h = x * w",
+        "h[:, 1:] += h[:, :-1].detach(); h -= h[:, :1]; h[:, :2] = h[:, 1:]; h.T[1:].sub_(h.T[:-1])",
+        "h.scatter_add_(1, h[:, :1].argmax(1, keepdim=True), h[:, 1:2]); h.square().sum().backward()",
+        "print(h.tolist(), w.grad)",
+        "h = x * w; h.mul_(h[:, 1:2].detach()); h.sum().backward()",
+        header=("w = torch.arange(1.0, 4.0, requires_grad=True)",),
     ),
     "written beside other memory, then from itself": on(
         "(4, 3)", "y = x + 1", "for part in (y, y, y, y, x): x.sub_(part[:, :1])", "x.add_(x[:, 1:2])"

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
+from torch.utils.dlpack import from_dlpack
 
 from duoka.errors import DuokaError
 from duoka.hardware import accelerator
-from duoka.private.torch import parse_to, tree_leaves, tree_map_only
+from duoka.private.torch import parse_to, set_version, tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
@@ -30,6 +31,7 @@ from duoka.view.rules.draws import DrawCache
 from duoka.view.rules.facts import memory_of_batch
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.rules.pointwise import CONVERSIONS
+from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.local import Outdated
 from duoka.view.shares.strides import is_dense
 from duoka.view.tensor.batch import (
@@ -239,7 +241,7 @@ def _replay_or_run(call: DescribedCall) -> Any:
     view = call.view
     aliased = view.aliased
     beside = _writes_beside(call)
-    may_replay = call.key is not None and not (beside and _shares_memory(call))
+    may_replay = call.key is not None and not (beside and _overlapping(call))
     # A program knows nothing of rows that the script holds: these are written back before, and gathered again after.
     if may_replay and not (aliased.copies and (aliased.is_active or call.may_write())):
         program = view.programs[call.key]
@@ -295,14 +297,19 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     multiplies = view.of_parameters and call.traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or call.kwargs.get("out") is not None:
         return _compute_whole(call)
-    if _writes_beside(call) and _shares_memory(call) and (memory := memory_of_batch(call.batches[0])) is not None:
-        return _compute_in(memory, call)
+    overlapping = _overlapping(call) if _writes_beside(call) else []
+    if overlapping and not (torch.is_grad_enabled() and any(batch.requires_grad for batch in call.batches)):
+        memory = memory_of_batch(call.batches[0])
+        if memory is not None:
+            return _compute_in(memory, call)
     # One row of the batch is on one rank: the rule could only return NotImplemented.
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
     try:
-        # A gradient is asked of a tensor itself.
-        out = _run_and_maybe_record(rule, call if call.traits.once_for_all_shares else _replicated(call))
+        if overlapping:
+            out = _write_beside(overlapping, rule, call)
+        else:  # a gradient is asked of a tensor itself
+            out = _run_and_maybe_record(rule, call if call.traits.once_for_all_shares else _replicated(call))
     except Exception as error:
         if has_sparse((args, call.kwargs)):  # rules split dense tensors
             return _compute_whole(call)
@@ -324,17 +331,37 @@ def _writes_beside(call: DescribedCall) -> bool:
     return not (alike and is_dense(first.shape, first.strides))
 
 
-def _shares_memory(call: DescribedCall) -> bool:
-    """Return True if batches among the arguments are of one memory, though they are not the same entries of it."""
-    first, *others = [batch._shares[0] for batch in call.batches]
-    rows, may_be_same = first._rows, call.func is not _SETITEM
+def _overlapping(call: DescribedCall) -> list[BatchTensor]:
+    """Return the operands that are of the memory of the first batch, though not the same entries of it."""
+    first = call.batches[0]
+    rows, may_be_same = first._shares[0]._rows, call.func is not _SETITEM
 
     def overlaps(other: BatchTensor) -> bool:
-        same = other._meta is first._meta and other._rows.storage_offset() == rows.storage_offset()
-        return same_memory(other._rows, rows) and not (may_be_same and same)
+        its = other._shares[0]._rows
+        same = other._meta is first._meta and its.storage_offset() == rows.storage_offset()
+        return same_memory(its, rows) and not (may_be_same and same)
 
-    records = torch.is_grad_enabled() and any(batch.requires_grad for batch in call.batches)
-    return not records and any(map(overlaps, others))
+    return [other for other in call.batches[1:] if overlaps(other)]
+
+
+def _write_beside(overlapping: list[BatchTensor], rule: Rule, call: DescribedCall) -> Any:
+    """Run the rule with operands of the same memory that torch takes for other memory."""
+    first, aliases = call.batches[0]._meta, dict[int, Tensor]()
+
+    def alias_of(batch: BatchTensor) -> BatchTensor:
+        seen = all(is_dense(meta.shape, meta.strides) for meta in (first, batch._meta))  # on one device, too
+        if seen or not any(batch is other for other in overlapping):
+            return batch
+        rows = batch._local
+        alias = from_dlpack(rows.detach().resolve_conj().resolve_neg())
+        aliases[id(batch)] = alias = StraightThrough.apply(rows, alias) if rows.requires_grad else alias
+        return BatchTensor(alias, batch._spec, batch._meta.strides)
+
+    args, kwargs = tree_map_only(BatchTensor, alias_of, (call.args[1:], call.kwargs))
+    out = _conforming(rule, _replicated(DescribedCall(call.func, (call.args[0], *args), kwargs)), None)
+    for alias in aliases.values():  # what autograd has saved of it is out of date
+        set_version(alias, version(alias) + 1)
+    return out
 
 
 def _compute_in(memory: BatchTensor, call: DescribedCall) -> Any:
@@ -482,7 +509,7 @@ def _replay_each_share(call: DescribedCall) -> Any:
     plain = [call.inputs[index] for index in call.plain if call.inputs[index].requires_grad]
     if programs is None or first.aliased.copies or not all(tensor.is_leaf for tensor in plain):
         return NotImplemented
-    if _writes_beside(call) and _shares_memory(call):
+    if _writes_beside(call) and _overlapping(call):
         return NotImplemented
     outs = []
     try:
