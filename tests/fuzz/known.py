@@ -156,6 +156,14 @@ LAYOUTS = {
         "h = x * w; h.mul_(h[:, 1:2].detach()); h.sum().backward()",
         header=("w = torch.arange(1.0, 4.0, requires_grad=True)",),
     ),
+    "a write that fails after a row was written with a gradient": on(
+        "(6, 4)",
+        "w.grad = None; row = x[-1]; y = x[:, :1]",
+        "row.sub_(w[1])",
+        "y.clamp_(max=3)",
+        "y = x[:, :1]; y.mul_(2); (x * x).sum().backward(); print(row.tolist(), y.tolist(), w.grad)",
+        header=("w = torch.arange(1.0, 4.0, requires_grad=True)",),
+    ),
     "written beside other memory, then from itself": on(
         "(4, 3)", "y = x + 1", "for part in (y, y, y, y, x): x.sub_(part[:, :1])", "x.add_(x[:, 1:2])"
     ),

@@ -350,6 +350,16 @@ class AliasedCopies:
     def updated(self, arguments: list[Tensor], put_back: Any) -> Iterator[None]:
         """Around an operation that may write to its arguments: gather copies of written rows again (a collective).
 
+        put_back: as for `write_back_before`.
+        """
+        self.write_back_before(arguments, put_back)
+        before = [self.version(rows) for rows in arguments]
+        yield
+        self.gather_stale([rows for rows, n in zip(arguments, before, strict=True) if self.version(rows) != n])
+
+    def write_back_before(self, arguments: list[Tensor], put_back: Any) -> None:
+        """Copy writes to copies into the arguments of an operation.
+
         put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory. If autograd
         has recorded that, the assignment writes it to the batch.
         """
@@ -362,9 +372,6 @@ class AliasedCopies:
                 copy.mark_equal()
         for rows in arguments:
             self.write_back(rows)
-        before = [self.version(rows) for rows in arguments]
-        yield
-        self.gather_stale([rows for rows, n in zip(arguments, before, strict=True) if self.version(rows) != n])
 
     def gather_stale(self, written: Sequence[Tensor] = ()) -> None:
         """Gather the copies again of whose memory rows were written (a collective)."""

@@ -274,11 +274,15 @@ def _run_and_refresh_copies(call: DescribedCall) -> Any:
         count_write(call.func, call.kwargs, call.batches)
         return out
     rows = [batch._rows for batch in call.batches]
-    with aliased.updated(rows, call.args[2] if call.func is _SETITEM else None):
+    with aliased.updated(rows, _put_back(call)):
         plain = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if type(leaf) is Tensor]
         out = _compute_whole(call) if call.may_write() and aliased.share_memory(rows, plain) else _rule_or_whole(call)
         count_write(call.func, call.kwargs, call.batches)
         return out
+
+
+def _put_back(call: DescribedCall) -> Any:
+    return call.args[2] if call.func is _SETITEM else None
 
 
 def count_write(func: Function, kwargs: Kwargs, batches: list[BatchTensor]) -> None:
@@ -491,6 +495,10 @@ def _call_each_share(call: DescribedCall) -> Any:
         return BatchTensor.rules[func](func, args, kwargs)
     if not traits.draws and (out := _replay_each_share(call)) is not NotImplemented:
         return out
+    # Before a share computes, as one that raises an error ends the others.
+    if call.view.aliased.copies:
+        rows = [[batch._shares[index]._rows for batch in call.batches] for index in range(shares.count)]
+        shares.each(lambda index: call.view.siblings[index].aliased.write_back_before(rows[index], _put_back(call)))
     # The first share draws for the whole batch; the others take their rows of the same numbers.
     shares.draw_cache = DrawCache() if traits.draws else None
     try:
