@@ -181,6 +181,17 @@ def test_gradients_of_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
     torch.testing.assert_close(batch.grad.full_tensor(), whole.grad)
 
 
+def test_a_view_with_a_hook_is_not_written_without_its_base(pair: tuple[Tensor, BatchTensor]) -> None:
+    twice = pair[1].clone().requires_grad_() * 2
+    view = twice[:, :1]
+    view.register_hook(lambda grad: grad * 3)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        view.mul_(2)
+    twice.mul_(2)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        view.sin()
+
+
 def test_too_large_for_its_rows_is_told_of_the_whole(pair: tuple[Tensor, BatchTensor]) -> None:
     whole, batch = pair
     with pytest.raises(RuntimeError) as expected:

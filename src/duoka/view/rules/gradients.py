@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from duoka.errors import Refused
+from duoka.private.torch import is_view
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum
@@ -376,7 +377,8 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: JointGradient, *rows: Tensor) -> Any:
         ctx.joint = joint
-        return tuple(part.detach() for part in rows)  # the same memory
+        # The same memory. torch refuses writes to what this returns of a view: its base would not have their graph.
+        return tuple(part.view_as(part) if is_view(part) else part.detach() for part in rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
