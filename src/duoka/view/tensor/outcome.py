@@ -205,8 +205,10 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         rows = _viewed(argument, spec, result)
     # Dimensions of size 1 count, too: torch tells by the strides whether two views are the same elements.
     elif rows.stride() != (strides := spec.local_strides(result.strides)):
-        viewed = rows.as_strided(rows.shape, strides)
-        rows = viewed if is_view(rows) else viewed.detach()  # of detach(), which returns no view
+        with WithoutTorchFunctions():  # a recorder need not know
+            views = is_view(rows)
+        rows = rows.as_strided(rows.shape, strides)
+        rows = rows if views else rows.detach()  # of detach(), which returns no view
     return BatchTensor(rows, spec, result.strides)
 
 
