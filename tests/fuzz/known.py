@@ -51,6 +51,12 @@ LAYOUTS = {
     "layout after sort": on(
         "(6, 4, 4)", "y = x.transpose(1, 2).sort(1).values", "print(y.stride(), y.is_contiguous())"
     ),
+    "layout of draws with a dimension of size 1": on(
+        "(7, 1)",
+        "a, b = torch.bernoulli(x.mT.sigmoid()), torch.rand_like(x.mT)",
+        "print(a.tolist(), a.stride(), b.tolist(), b.stride(), torch.rand_like(x[:2].mT).stride(), torch.rand(1))",
+        "print(F.dropout(x.mT).stride(), torch.normal(x.mT, 1.0).stride(), torch.poisson(x.mT.abs()).stride())",
+    ),
     "layout after a mask": on(
         "(6, 4, 4)", "y = x.transpose(1, 2)[x[:, 0, 0] > 0]", "print(y.stride(), y.is_contiguous())"
     ),
@@ -1875,6 +1881,25 @@ HELD_ROWS = {
         "former = None; [[] for _ in range(5000)]  # some ranks collect garbage, others do not",
         "net(x).sum().backward(); optimizer.step(); print(net.weight.sum())",
         header=("torch.manual_seed(0); net = nn.Linear(3, 3)", "optimizer = torch.optim.SGD(net.parameters(), 0.1)"),
+    ),
+    "memory without elements": on(
+        "(6, 4, 0)", "x.data = x.flip(0); v = x.mT; v.data = v.roll(1, 2); a = x.numpy(); x[0] = a[1] = 3; v.add_(1)"
+    ),
+    "data that are another batch's": on(
+        "(6, 2)",
+        "y = x.clone(); print(x[0]); y.data = x; y += 1; print(x[0], x.tolist())",
+        "y = x.clone(); z = torch.from_numpy(x.numpy()); print(x[1]); y.data = z; y += 1; print(x[1], x.tolist())",
+        "del z; h = (x * w).logcumsumexp(0).exp(); y.data = h.data; y += 1; h = (x * w).exp()[:, :1]; print(h[0])",
+        "y.data[:, :1] = h; v = x[:, :1] + 1; v.data = h; v += 1; h.sum().backward(); print(w.grad, h[0])",
+        header=("w = torch.full((2,), 0.1, requires_grad=True)",),
+    ),
+    "copies of a batch and of its rows": on(
+        "(6, 2)",
+        "y, row = copy.deepcopy((x, x[0])); y += 1; print(row); row += 5; print(y.tolist())",
+        "r, v = x[:, 1:][2], x[:, 1]; a, b, c, d = copy.deepcopy([r, v, x, x[5]])",
+        "a += 1; c *= 2; b -= 1; d += 20; print(a, b.tolist(), c.tolist(), d)",
+        "del r, v, row; a = copy.deepcopy(x); a[0] = 50; b = copy.deepcopy(a); print(b[0], a[0] is b[0])",
+        header=("import copy",),
     ),
     "gradients beside a row that is written with a gradient": on(
         "(6, 3)",

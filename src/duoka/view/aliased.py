@@ -91,7 +91,7 @@ class AliasedCopy:
         """
         full, partition, size, of = self.full, self.spec.partition, rows.itemsize, self.rows.itemsize
         sample = self.strides[self.spec.dim] * self.spec.inner * of  # in bytes, as are all distances here
-        if spec.partition is not partition or strides[spec.dim] * spec.inner * size != sample or 0 in rows.shape:
+        if spec.partition is not partition or strides[spec.dim] * spec.inner * size != sample:
             return None
         before = int(rows.storage_offset() * size - self.rows.storage_offset() * of)
         if before < 0:
@@ -333,12 +333,16 @@ class AliasedCopies:
         Raises:
             Refused: duoka does not know where the rest of the memory is.
         """
-        copy = self.held(rows)
-        if copy is None:
-            return
-        self.forget_unheld([copy])
-        if copy in self.copies:
+        copy = self.held_anywhere(rows)
+        if copy is not None:
             copy.spec.view.shares.synchronize(_extend, copy)
+
+    def held_anywhere(self, rows: Tensor) -> AliasedCopy | None:
+        """Return the copy of the memory of these rows that a script holds on any rank; every rank must call it."""
+        copy = self.held(rows)
+        if copy is not None:
+            self.forget_unheld([copy])
+        return copy if copy in self.copies else None
 
     def forget_unheld(self, copies: list[AliasedCopy]) -> None:
         """Forget the copies that the script holds on no rank; every rank must call it with the same copies."""

@@ -125,8 +125,13 @@ def draw_own_rows(
 
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
-    def local_rows(full: Tensor) -> Tensor:
-        return rows[id(full)] if id(full) in rows else spec.local_rows(full).to(device, copy=True)
+    def local_rows(full: Tensor) -> Any:
+        if id(full) in rows:
+            return rows[id(full)]
+        drawn = spec.local_rows(full)
+        # Dimensions of size 1 have strides from which those of the batch follow, too.
+        strides = spec.local_strides(full.stride())
+        return torch.empty_strided(drawn.shape, strides, dtype=full.dtype, device=device).copy_(drawn)
 
     return tree_map_only(Tensor, local_rows, out)
 

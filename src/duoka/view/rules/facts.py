@@ -122,10 +122,14 @@ def base(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Return `x.data`, which shares memory, without autograd."""
-    view = args[0]._spec.view
+    return BatchTensor(_data_of(args[0]._local, args[0]._spec.view), args[0]._spec, args[0]._meta.strides)
+
+
+def _data_of(rows: Tensor, view: View) -> Tensor:
+    """Return the data of rows, through which torch counts no write to them."""
     view.aliased.has_uncounted_writes = True
-    view.saved.add(args[0]._local)
-    return BatchTensor(args[0]._local.data, args[0]._spec, args[0]._meta.strides)
+    view.saved.add(rows)
+    return rows.data
 
 
 def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -138,12 +142,12 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(value, BatchTensor):
         if value._spec != batch._spec:
             return NotImplemented
-        batch._local.data = value._local
+        batch._local.data = _data_of(value._local, value._spec.view)
         batch._meta = value._meta  # its strides may be others
     else:
 
         def set_on(rows: Tensor) -> Tensor:
-            batch._local.data = rows
+            batch._local.data = _data_of(rows, batch._spec.view)
             return batch._rows  # which counts writes, unlike `rows`
 
         strides = set_rows(set_on, value, batch._spec)

@@ -202,7 +202,19 @@ class BatchTensor(Tensor):
         copies = [
             BatchTensor(deepcopy(share._local, memo), share._spec, share._meta.strides) for share in self._shares
         ]
+        self._copy_held(memo)
         return self._with_attributes(join(copies), deepcopy(self._attributes(), memo))
+
+    def _copy_held(self, memo: dict[int, Any]) -> None:
+        """Let the copies, with this memo, of the batch and of what the script has taken of it be of one memory."""
+        rows_of, view = [share._rows for share in self._shares], self._spec.view
+        found = view.shares.each(lambda index: view.siblings[index].aliased.held_anywhere(rows_of[index]))
+        held = [copy for copy in found if copy is not None]
+        if held:
+            parts = [(copy.spec, deepcopy(copy.rows, memo)) for copy in held]
+            copied = CopyMemory(deepcopy(held[0].full, memo), parts, 1)
+            for copy, (spec, rows) in zip(held, parts, strict=True):
+                spec.view.aliased.add(rows, spec, copy.strides, copied)
 
     def _attributes(self) -> dict[str, Any]:
         """Return the attributes that the script has set."""
