@@ -1399,6 +1399,12 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "results of layers with channels last": on(
+        "(6, 2, 3, 3)",
+        "y = net(x); print(y.stride(), (net.weight * 2).stride(), net.weight.is_contiguous(), y)",
+        "y.pow(2).sum().backward(); print(net.weight.grad, y.permute(0, 2, 3, 1).view(6, -1))",
+        header=("torch.manual_seed(0); net = nn.Conv2d(2, 4, 2).to(memory_format=torch.channels_last)",),
+    ),
     "a learning rate and a mask that are learned beside parameters only": on(
         "(6, 3)",
         "grads = torch.autograd.grad(net(x).pow(2).mean(), [*net.parameters()], create_graph=True)",

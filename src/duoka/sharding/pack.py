@@ -9,7 +9,8 @@ from torch import Tensor
 
 from duoka.collectives.base import Collectives
 from duoka.hardware.accelerator import CopyStream
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.shares.strides import contiguous_strides
+from duoka.view.tensor.batch import BatchTensor, laid_out
 
 Kind = tuple[int, torch.dtype, torch.device]  # of a tensor to be gathered: number of entries, dtype, device
 Arriving = Callable[[], dict[int, Tensor]]  # waits for gradients that are copied to the host, by index
@@ -30,6 +31,8 @@ class Pack:
         self._shapes = [[_shape_on(rank, shard) for shard in shards] for rank in range(ranks.world_size)]
         self._sizes = [[shape.numel() for shape in shapes] for shapes in self._shapes]
         self._most = max(map(sum, self._sizes))
+        metas = [shard._meta for shard in shards]
+        self._is_contiguous = all(meta.strides == contiguous_strides(meta.shape) for meta in metas)
 
     @property
     def kind(self) -> Kind:
@@ -57,6 +60,13 @@ class Pack:
 
     def _unpack(self, received: Tensor) -> list[Tensor]:
         """Return whole parameters. received: a row from each rank."""
+        if not self._is_contiguous:
+            joined = zip(self._joined(received), self._shards, strict=True)
+            return [laid_out(whole, shard._meta.strides) for whole, shard in joined]
+        return self._joined(received)
+
+    def _joined(self, received: Tensor) -> list[Tensor]:
+        """Return whole parameters, contiguous."""
         if self._is_in_rows:
             return [received.view(self._shards[0]._meta.shape).data]  # no view of another tensor
         by_rank = [
