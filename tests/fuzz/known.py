@@ -1891,6 +1891,11 @@ HELD_ROWS = {
     "memory without elements": on(
         "(6, 4, 0)", "x.data = x.flip(0); v = x.mT; v.data = v.roll(1, 2); a = x.numpy(); x[0] = a[1] = 3; v.add_(1)"
     ),
+    "a view of no elements before the batch": on(
+        "(6, 3)",
+        "v = x[None].expand(2, 6, 3)[2:]; u = v.unbind(1)[3]; print(u.shape); u.zero_(); print(x[0], x.tolist())",
+        "x += 1; x[1] = 5; print(u, v.tolist(), x[2])",
+    ),
     "data that are another batch's": on(
         "(6, 2)",
         "y = x.clone(); print(x[0]); y.data = x; y += 1; print(x[0], x.tolist())",

@@ -97,8 +97,8 @@ def covers(
     shape: Sequence[int], strides: Sequence[int], part: Sequence[int], part_strides: Sequence[int], offset: int
 ) -> bool:
     """Return True if a tensor has all elements of a part, whose first is `offset` elements after the tensor's."""
-    if 0 in part:
-        return True
+    if 0 in part or 0 in shape:
+        return 0 in part
     last = offset + sum((size - 1) * stride for size, stride in zip(part, part_strides, strict=True))
     if is_dense(shape, strides):
         return last < prod(shape)
