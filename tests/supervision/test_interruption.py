@@ -106,6 +106,19 @@ def test_without_a_collective_a_rank_raises_where_it_is(board: StatusBoard, monk
 
 
 @pytest.mark.usefixtures("handled")
+def test_when_the_script_has_ended_it_raises_no_more(board: StatusBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "TO_AGREE", 0.1)
+    here = Interruption(board, 0)
+    here.install()
+    board.interrupt()
+    signal.raise_signal(signal.SIGINT)
+    here.finish()  # the script got an error of a rank that has raised
+    time.sleep(0.3)  # atexit functions
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("handled")
 def test_a_signal_that_the_command_did_not_send_is_python_s(board: StatusBoard) -> None:
     Interruption(board, 0).install()
     with pytest.raises(KeyboardInterrupt):

@@ -282,7 +282,11 @@ def local_rank_args(plan: Plan, rank: int) -> tuple[str, ...]:
 
 def _ending_of(attempt: Attempt, info: RankInfo, own_log: bool) -> Ending:
     try:
-        _run(attempt, info)
+        try:
+            _run(attempt, info)
+        finally:
+            if attempt.board.interruption is not None:
+                attempt.board.interruption.finish()
         if "torch" in sys.modules and (module := _accelerator()):
             module.synchronize()  # an error of a kernel that still runs is raised here, or nowhere
     except SystemExit as error:

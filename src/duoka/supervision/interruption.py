@@ -33,6 +33,10 @@ class Interruption:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self.handle)
 
+    def finish(self) -> None:
+        """Let a Ctrl-C that has come raise no more: the script has ended, by it or by what it did to other ranks."""
+        self._has_raised |= self._was_signalled
+
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT: the command's first waits for the other ranks; any other raises at once, as by Python."""
         is_late, self._is_late = self._is_late, False
@@ -42,7 +46,7 @@ class Interruption:
                 timer = threading.Timer(TO_AGREE, self._raise_late)
                 timer.daemon = True
                 timer.start()
-        elif not (is_late and self._has_raised):  # all ranks have raised while the timer ended
+        elif not (is_late and self._has_raised):  # while the timer ended, the script did, or all ranks raised
             self._has_raised = self._board.is_interrupted
             raise KeyboardInterrupt
 
