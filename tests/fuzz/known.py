@@ -522,6 +522,11 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "samples in another layout, of which a rank has one": Program(
+        ("data = torch.arange(42).view(7, 1, 3, 1, 2).permute(3, 1, 4, 2, 0).contiguous().permute(4, 1, 3, 0, 2)",),
+        "for step, (x,) in enumerate([*DataLoader(TensorDataset(data), batch_size=4)] * 2):",
+        ("print(x.tolist(), x.stride())",),
+    ),
     "a plain tensor converted to the type of a batch": on(
         "(6, 3)",
         "z = x * w; m = x[:, 0] > 0; rows = z[m]; y = x.clone(); y[m] = (rows * w).to(y) + w.type_as(x)",

@@ -140,16 +140,24 @@ class BatchTensor(Tensor):
 
     @classmethod
     def of_rows(cls, rows: Tensor, n: int, view: View, weights: tuple[float, ...] | None = None) -> BatchTensor:
-        """Make a batch of n samples of the rows of this process, in dimension 0.
+        """Make a batch of n samples of the rows of this process, which are stacked samples.
 
         weights: with which the rows were read (`View.partition`).
         """
         specs = [Spec(sibling, sibling.partition(n, weights)) for sibling in view.siblings]
+        strides: Strides | None = None
+        if not specs[0].determines_strides and rows.numel():
+            strides = rows[0].numel(), *rows.stride()[1:]  # torch.stack puts samples one after the other
+
+        def share(part: Tensor, spec: Spec) -> BatchTensor:
+            part = part if strides is None else laid_out(part, spec.local_strides(strides))
+            return BatchTensor(part, spec, strides)
+
         if not view.shares.several:
-            return BatchTensor(rows, specs[0])
+            return share(rows, specs[0])
         parts = rows.split([spec.partition.rows for spec in specs])
         # Copied, as rounding must not depend on the alignment within other shares' memory.
-        return join([BatchTensor(part.clone(), spec) for part, spec in zip(parts, specs, strict=True)])
+        return join([share(part.clone(), spec) for part, spec in zip(parts, specs, strict=True)])
 
     # Frequent queries are answered here, without a dispatch.
 
