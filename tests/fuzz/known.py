@@ -525,7 +525,7 @@ OTHERS = {
     "samples in another layout, of which a rank has one": Program(
         ("data = torch.arange(42).view(7, 1, 3, 1, 2).permute(3, 1, 4, 2, 0).contiguous().permute(4, 1, 3, 0, 2)",),
         "for step, (x,) in enumerate([*DataLoader(TensorDataset(data), batch_size=4)] * 2):",
-        ("print(x.tolist(), x.stride())",),
+        ("print(x.tolist(), x.stride(), x._is_view())",),
     ),
     "a plain tensor converted to the type of a batch": on(
         "(6, 3)",

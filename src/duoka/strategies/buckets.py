@@ -103,8 +103,10 @@ class _Pass:
 
     def follow_stream(self, gradients: Iterable[Tensor | None]) -> None:
         """Let the stream of the pass wait for the current one, which has computed gradients, if it is another."""
-        current = None if self._stream is None else accelerator.current_stream()
-        if self._stream is not None and current is not None and current != self._stream:
+        if self._stream is None:
+            return
+        current = accelerator.current_stream()
+        if current is not None and current != self._stream:
             self._stream.wait_stream(current)
             for gradient in gradients:
                 if gradient is not None and gradient.device == self._stream.device and not gradient.is_sparse:

@@ -316,8 +316,8 @@ class Fsdp(Ddp):
         if offloads:
             self._group_alike = getattr(*GROUP_ALIKE)
             setattr(*GROUP_ALIKE, staticmethod(partial(_group_on_host, self._group_alike)))
-        make = partial(ModelSharding, ranks, self.adopt, self.leave, self.reach, say, self._settings.blocks)
-        self._make = partial(make, self._every, offloads=offloads)
+        called = self.adopt, self.leave, self.reach, say
+        self._make = partial(ModelSharding, ranks, *called, self._settings.blocks, self._every, offloads=offloads)
         self._sharding = self._make(self._machines)
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         recomputed = self._sharding.blocks if self._settings.checkpoint_activations else ()

@@ -34,7 +34,7 @@ class Interruption:
             signal.signal(signal.SIGINT, self.handle)
 
     def finish(self) -> None:
-        """Let a Ctrl-C that has come raise no more: the script has ended, by it or by what it did to other ranks."""
+        """Note that the script has ended, so that a signal that came before raises no KeyboardInterrupt later."""
         self._has_raised |= self._was_signalled
 
     def handle(self, number: int, frame: FrameType | None) -> None:

@@ -350,7 +350,8 @@ def _overlapping(call: DescribedCall) -> list[BatchTensor]:
 
 def _write_beside(overlapping: list[BatchTensor], rule: Rule, call: DescribedCall) -> Any:
     """Run the rule with operands of the same memory that torch takes for other memory."""
-    first, aliases = call.batches[0]._meta, dict[int, Tensor]()
+    first = call.batches[0]._meta
+    aliases: dict[int, Tensor] = {}
 
     def alias_of(batch: BatchTensor) -> BatchTensor:
         seen = all(is_dense(meta.shape, meta.strides) for meta in (first, batch._meta))  # on one device, too

@@ -216,8 +216,8 @@ class BatchTensor(Tensor):
     def _copy_held(self, memo: dict[int, Any]) -> None:
         """Let the copies, with this memo, of the batch and of what the script has taken of it be of one memory."""
         rows_of, view = [share._rows for share in self._shares], self._spec.view
-        found = view.shares.each(lambda index: view.siblings[index].aliased.held_anywhere(rows_of[index]))
-        held = [copy for copy in found if copy is not None]
+        of_shares = view.shares.each(lambda index: view.siblings[index].aliased.held_anywhere(rows_of[index]))
+        held = [copy for copy in of_shares if copy is not None]
         if held:
             parts = [(copy.spec, deepcopy(copy.rows, memo)) for copy in held]
             copied = CopyMemory(deepcopy(held[0].full, memo), parts, 1)
@@ -318,7 +318,7 @@ def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -
         records = tensor.requires_grad and torch.is_grad_enabled()
         if tensor.stride() == strides or (records and operators_are_observed()):
             return tensor
-        values = tensor.detach().as_strided(tensor.shape, strides)
+        values = tensor.detach().as_strided(tensor.shape, strides).detach()  # no view, as no copy is
         return StraightThrough.apply(tensor, values) if records else values
     every, tensor = tensor, without_repetitions(tensor, strides)
     if tensor is not every and every.requires_grad and torch.is_grad_enabled() and not operators_are_observed():

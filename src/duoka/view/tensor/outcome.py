@@ -68,9 +68,10 @@ def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     asked = [batch for batch in batches_in((args, kwargs)) if not batch._spec.determines_strides]
     devices = {batch.device for batch in asked}
     if len(devices) == 1:
-        states = random_states()  # which the function may draw from
+        states = random_states() if BatchTensor.traits_of(func).draws else None
         on_device = _outcome_on(str(*devices), func, args, kwargs)
-        set_random_states(states)
+        if states is not None:
+            set_random_states(states)
         if on_device.results is not None:  # else it raises an error because of the zeros
             return replace(on_device, lasts=outcome != UNKNOWN)
     return outcome

@@ -1,0 +1,40 @@
+"""Writes with a gradient to the memory of a gathered copy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.view.view import View
+from tests.view.ranks import on_ranks, shared
+
+
+def test_a_write_with_a_gradient_beside_rows_of_another_view_is_refused() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
+        row, column = x[0], x[:, 1][0]
+        row.mul_(2)  # on one device, the history of `column`, too
+        with pytest.raises(Refused, match=r"x\[i\] = value"):
+            x.sum()
+        del column
+
+    on_ranks(2, on_rank)
+
+
+def test_rows_taken_changed_and_put_back_have_a_gradient() -> None:
+    def gradient(leaf: Tensor) -> Tensor:
+        x = leaf.requires_grad_() * 2
+        x[1:3] += 5
+        x[0] *= 3
+        (found,) = torch.autograd.grad((x**2).sum(), leaf)
+        return found
+
+    start = torch.arange(20.0).view(5, 4)
+    expected = gradient(start.clone())
+
+    def on_rank(view: View) -> bool:
+        return torch.equal(gradient(shared(view, start)).full_tensor(), expected)  # type: ignore[attr-defined]
+
+    assert all(on_ranks(2, on_rank))
