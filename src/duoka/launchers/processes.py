@@ -122,7 +122,7 @@ def fork(life: Callable[[], int], signals: Signals) -> int:
 
 
 def redirect(output: IO[bytes] | None, stdin: bool) -> None:
-    """Redirect this process's standard output and error to a file; None leaves both as they are.
+    """Redirect this process's standard output and error to a file; None leaves both where they are.
 
     stdin: keep standard input; otherwise it reads /dev/null.
     """
@@ -130,15 +130,16 @@ def redirect(output: IO[bytes] | None, stdin: bool) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    if output is None:
-        return
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        os.dup2(output.fileno(), descriptor)
         stream = getattr(sys, name)
-        # Each line is written at once, so that the log is complete when the process crashes.
+        if output is not None:
+            os.dup2(output.fileno(), descriptor)
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-        elif stream is not None:  # a notebook's stream, which writes to its cell
+            if output is not None:  # each line is written at once: the log is complete when the process crashes
+                stream.reconfigure(line_buffering=True)
+        # From a fork, a notebook's stream sends each piece of a line by a connection of its own, in any order. What
+        # is written to the descriptor, a thread of the kernel shows in the cell, in order.
+        elif output is not None or hasattr(stream, "watch_fd_thread"):
             setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False))  # noqa: SIM115
 
 
