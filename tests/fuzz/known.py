@@ -1404,6 +1404,17 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "a pass over a parameter before the call that shards it, and after": on(
+        "(4, 5)",
+        "(net[-1].weight.t().mm(net[-1].weight).pow(2).mean() * 0.01).backward()",
+        "net(x / 11).sin().mean().backward()",
+        "opt.step(); print(net[-1].weight.grad.tolist())",
+        header=(
+            "torch.manual_seed(1); torch.set_default_dtype(torch.float64); data = data.double()",
+            "net = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.LayerNorm(4), nn.Linear(4, 3))",
+            "opt = torch.optim.AdamW(net.parameters(), lr=0.01)",
+        ),
+    ),
     "results of layers with channels last": on(
         "(6, 2, 3, 3)",
         "y = net(x); print(y.stride(), (net.weight * 2).stride(), net.weight.is_contiguous(), y)",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 class ParameterInfo:
     """A parameter's properties, known on all ranks, also if it was deleted on this one."""
 
-    tensor: ReferenceType[Tensor]
+    tensor: Callable[[], Tensor | None]
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
@@ -59,6 +59,10 @@ class ParameterInfo:
         parameter = self.tensor()
         if parameter is not None:
             self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
+
+
+def _gone() -> None:
+    """Return what a reference to a deleted parameter does."""
 
 
 class _SentBucket(NamedTuple):
@@ -279,8 +283,9 @@ class Bucketed(Strategy):
 
     def leave(self, parameter: Tensor) -> None:
         """Forget a parameter that has become a sharded one."""
-        self._index.pop(parameter, None)
-        self._frozen.pop(parameter, None)
+        index = self._frozen.pop(parameter, self._index.pop(parameter, None))
+        if index is not None:  # buckets that were planned before contain it: its gradient is no longer a local one
+            self._infos[index].tensor = _gone
 
     def adopt(self, parameter: Tensor) -> None:
         if isinstance(parameter, BatchTensor) or is_dtensor(parameter):  # sharding/block.py, or torch, does it
