@@ -1933,4 +1933,23 @@ HELD_ROWS = {
         "x.requires_grad_(); y = x.clone(); row = y[0]; y.mul_(2); row.add_(1); print(x.grad)",
         "row.mul_(3); x.grad = torch.ones(6, 3); row.add_(1); y.sum().backward(); print(x.grad, y)",
     ),
+    "a write to the result of a layer, of which some rank has a single row": on(
+        "(7, 3, 4)",
+        "with torch.no_grad(): h = lstm(x)[0]",
+        "h[:, 1] += 1; v = h[:, :2]; v[:, 1] *= 2; print(h.stride(), h)",
+        "h = lstm(x)[0]; h[:, 1] += w; print(h, torch.autograd.grad(lstm(x)[0].pow(2).sum(), lstm.weight_ih_l0))",
+        header=("torch.manual_seed(0); lstm = nn.LSTM(4, 4, batch_first=True)", "w = torch.ones(4).requires_grad_()"),
+    ),
+    "a second gradient of zeros, which have no memory": on(
+        "(6, 4)",
+        "w.grad = None; loss = (x * w).sum() + w.abs().sum(); g, = torch.autograd.grad(loss, w, create_graph=True)",
+        "g.pow(2).sum().backward(); print(g, w.grad)",
+        header=("w = nn.Parameter(torch.arange(1., 5.))", "optimizer = torch.optim.SGD([w], 0.1)"),
+    ),
+    "strides of dimensions of size 1 in products and DLPack": on(
+        "(8, 2, 1, 3)",
+        "for y in (torch.inner(x, x), torch.inner(x, x[0]), torch.tensordot(x, x, ([2, 3], [2, 3]))):",
+        "    print(y.stride(), y.sum(-1))",
+        "print(torch.from_dlpack(x.T).stride(), torch.tensordot(x, torch.ones(2, 1, 3, 5), 3).stride())",
+    ),
 }

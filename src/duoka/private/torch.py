@@ -220,6 +220,11 @@ def negative_of(tensor: Tensor) -> Tensor:
     return negative
 
 
+def is_immutable_zero(tensor: Tensor) -> bool:
+    """Return True for zeros without memory, as second gradients have them. Public: to write to it, and catch."""
+    return tensor._is_zerotensor()
+
+
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor's memory was written to. Public: none."""
     return tensor._version
@@ -696,6 +701,7 @@ def _try() -> None:
     module, tensor = nn.PReLU(), torch.zeros(1)  # whose parameter is not drawn: the script may have seeded torch
     (
         negative_of(tensor),
+        is_immutable_zero(tensor),
         version_of(tensor),
         memory_of(tensor),
         count_references(tensor),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from duoka.collectives.base import Collectives
-from duoka.private.torch import copy_all_
+from duoka.private.torch import copy_all_, is_immutable_zero
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, uncompressed
 from duoka.view.originals import when_accumulated
@@ -78,7 +78,7 @@ class Ddp(Bucketed):
                 continue  # dense on another rank: `average_sparse` raises the error
             if index in self._as_views:
                 parameter.grad = mean
-            elif parameter.grad is None:
+            elif parameter.grad is None or is_immutable_zero(parameter.grad):
                 parameter.grad = mean.clone()
             else:
                 targets.append(parameter.grad)

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.collectives.base import Collectives
 from duoka.collectives.tree_sum import Tree, start_sum
 from duoka.errors import Refused
-from duoka.private.torch import accumulates_gradient, add_all_, has_hooks, is_dropped, run_first
+from duoka.private.torch import accumulates_gradient, add_all_, has_hooks, is_dropped, is_immutable_zero, run_first
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.system import environment
 from duoka.view import originals
@@ -188,7 +188,7 @@ class Exact(Bucketed):
             if parameter is None:
                 continue
             mean = torch.empty_like(parameter).copy_(total).div_(self._shares.world_size)  # exact: a power of two
-            if parameter.grad is None:
+            if parameter.grad is None or is_immutable_zero(parameter.grad):
                 parameter.grad = mean
             else:
                 targets.append(parameter.grad)

@@ -88,7 +88,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
             copies = _gathered(batches, keep, writes)
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
-            args = (args[0].view_as(args[0]), *args[1:])
+            args = (args[0][...], *args[1:])
         try:
             out = func(*args, **kwargs)
         except Exception:

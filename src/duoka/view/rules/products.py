@@ -124,11 +124,11 @@ def tensordot(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if len(dims) != 2 or not all(isinstance(side, (list, tuple)) for side in dims):
         return NotImplemented
     over = [from_left(side, ndim) for side, ndim in zip(dims, count, strict=True)]
-    return _as_einsum(left, right, *over)
+    return _as_einsum(lambda equation, sides: func(*sides, over), left, right, *over)
 
 
-def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
-    """Compute a tensordot by the rule for einsum."""
+def _as_einsum(func: Function, left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
+    """Compute a tensordot by the rule for einsum. func: computes it of local sides, with torch's own strides."""
     letters = [chr(ord("a") + index) for index in range(ndim_of(left))]
     others = [chr(ord("A") + index) for index in range(ndim_of(right))]
     for dim, other in zip(over_left, over_right, strict=True):
@@ -136,7 +136,7 @@ def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: li
     free = [letter for index, letter in enumerate(letters) if index not in over_left]
     free += [letter for index, letter in enumerate(others) if index not in over_right]
     equation = f"{''.join(letters)},{''.join(others)}->{''.join(free)}"
-    return einsum(torch.einsum, (equation, left, right), {})
+    return einsum(func, (equation, left, right), {})
 
 
 def inner(func: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -144,7 +144,7 @@ def inner(func: Function, args: Args, kwargs: Kwargs) -> Any:
     left, right = args[:2]
     if not ndim_of(left) or not ndim_of(right):
         return left * right
-    return _as_einsum(left, right, [ndim_of(left) - 1], [ndim_of(right) - 1])
+    return _as_einsum(lambda equation, sides: func(*sides), left, right, [ndim_of(left) - 1], [ndim_of(right) - 1])
 
 
 def every_pair(func: Function, args: Args, kwargs: Kwargs) -> Any:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
 from duoka.view.generators import random_states, set_random_states
-from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite, same_layout
+from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
 from duoka.view.tensor.spec import Spec, zeros
 from duoka.view.transforms import without_modes
@@ -187,7 +187,7 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         if same or spec.determines_strides:
             return same[0] if same else out
         strides = contiguous_strides(out.shape)  # a single row would let each rank guess
-        return BatchTensor(laid_out(rows, spec.local_strides(strides)), spec, strides)
+        return BatchTensor(_laid_out(rows, spec, spec.local_strides(strides)), spec, strides)
     argument = None if result.argument is None else batches[result.argument]
     if argument is None or argument._rows.device != rows.device:  # a move to another device copies
         shared = _shares_memory(rows, batches)
@@ -195,14 +195,13 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
             return out
         strides = _channels_last(rows, spec, result)
         local = spec.local_strides(strides)
-        if shared or not same_layout(rows.shape, rows.stride(), local):
-            rows = _copied(rows, local)
-        return BatchTensor(rows.view_as(rows) if result.is_view else rows, spec, strides)
+        rows = _copied(rows, local) if shared else _laid_out(rows, spec, local)
+        return BatchTensor(rows[...] if result.is_view else rows, spec, strides)
     if result.same:
         return argument
     if rows is argument._rows:
-        rows = rows.view_as(rows)
-    elif not _shares_memory(rows, [argument]):
+        rows = rows[...]
+    if not _shares_memory(rows, [argument]):
         rows = _viewed(argument, spec, result)
     # Dimensions of size 1 count, too: torch tells by the strides whether two views are the same elements.
     elif rows.stride() != (strides := spec.local_strides(result.strides)):
@@ -245,10 +244,21 @@ def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
     def view(rows: Tensor) -> Tensor:
         return rows.as_strided(shape, strides, rows.storage_offset() + offset)
 
-    # Recorded as one call: calls that repeat it may have rows that begin elsewhere in their memory.
+    return _as_one_call(view, argument._rows, spec)  # rows of a call that repeats it may begin elsewhere in memory
+
+
+def _laid_out(rows: Tensor, spec: Spec, strides: Strides) -> Tensor:
+    """Return rows with these strides, also of dimensions of size 1: torch tells by them what is the same memory."""
+    if rows.stride() == strides:
+        return rows
+    return _as_one_call(lambda rows: laid_out(rows, strides), rows, spec)  # a recorder does not see all that it calls
+
+
+def _as_one_call(func: Callable[[Tensor], Tensor], rows: Tensor, spec: Spec) -> Tensor:
+    """Call a function, which is recorded as one call."""
     recorder = spec.view.shares.recorder
-    rows: Tensor = view(argument._rows) if recorder is None else recorder.calling(view, argument._rows)
-    return rows
+    out: Tensor = func(rows) if recorder is None else recorder.calling(func, rows)
+    return out
 
 
 class BackwardName:
