@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,3 +40,23 @@ def test_rows_taken_changed_and_put_back_have_a_gradient() -> None:
         return torch.equal(gradient(shared(view, start)).full_tensor(), expected)  # type: ignore[attr-defined]
 
     assert all(on_ranks(2, on_rank))
+
+
+@pytest.mark.parametrize("write", [lambda view: view.__setitem__(0, 2.0), lambda view: view[1:].add_(1)])
+def test_a_write_to_rows_of_a_view_with_a_hook_is_refused(write: Callable[[Tensor], None]) -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
+        x.register_hook(lambda grad: grad * 3)  # torch calls it: x is no view
+        write(x)
+        x.sum().backward()
+        y = (shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1).view(5, 2, 2)
+        y.register_hook(lambda grad: grad * 3)
+        with pytest.raises(Refused, match="has a hook"):
+            _written(y, write).sum()
+
+    on_ranks(2, on_rank)
+
+
+def _written(batch: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+    write(batch)
+    return batch

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from duoka.errors import Refused
-from duoka.private.torch import base_of, memory_of
+from duoka.private.torch import base_of, count_hooks, is_view, memory_of
 from duoka.system.user_code import user_line
 from duoka.view.memory import as_in_memory, form_of, history, holders, is_of_leaf, physical, same_form
 from duoka.view.shares.strides import contiguous_strides, overwrite
@@ -24,17 +24,33 @@ if TYPE_CHECKING:
 Parts = list[tuple["Spec", Tensor]]  # the rows of each local share, and where they are in the batch
 
 
+def refuse_lost_hook(rows: Tensor) -> None:
+    """Raise Refused for rows with a hook that torch would no longer call after a recorded write to their base.
+
+    It gives the view another history then, without the hook. Here that of the write contains the history before.
+    """
+    if is_view(rows) and count_hooks(rows):
+        raise Refused(
+            f"{user_line()} writes to rows of a batch that is a view (`x.transpose(0, 1)`) and has a hook, which "
+            "torch would no longer call; register the hook after the write, or on a `clone()` of the view"
+        )
+
+
 class _Original:
     """The rows of a local share of which a tensor is the copy: a view of `base`."""
 
     def __init__(self, spec: Spec, rows: Tensor) -> None:
         base = base_of(rows)
         self.spec, self.base, self._form = spec, TensorWeakRef(base), form_of(rows)
+        self._rows = TensorWeakRef(rows)
         self.key = memory_of(rows), id(base)  # also once the base is gone
 
     def record(self, copy: Tensor) -> None:
         """Replace the values of the rows by those of their copy, with its history."""
         base = self.base()
+        rows = self._rows()
+        if rows is not None:
+            refuse_lost_hook(rows)
         if base is not None:  # else nothing can read them
             offset, shape, strides = self._form
             with torch.enable_grad(), without_modes():

@@ -23,7 +23,7 @@ from duoka.errors import Refused
 from duoka.private.torch import base_of, memory_of, negative_of, set_version, tree_leaves, tree_map_only, uncounted
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies, AliasedCopy
-from duoka.view.copy_memory import CopyMemory, Parts
+from duoka.view.copy_memory import CopyMemory, Parts, refuse_lost_hook
 from duoka.view.memory import (
     as_in_memory,
     blocks_of_memory,
@@ -230,6 +230,8 @@ class GatheredArgument:
     def _write_back(self, index: int) -> None:
         share = self.batch._shares[index]
         aliased = share._spec.view.aliased
+        if torch.is_grad_enabled():
+            refuse_lost_hook(share._rows)
         held = aliased.held(share._rows)
         held = held if held is not None and held.copied is self.memory else None
         if held is not None:
