@@ -1933,6 +1933,16 @@ HELD_ROWS = {
         "x.requires_grad_(); y = x.clone(); row = y[0]; y.mul_(2); row.add_(1); print(x.grad)",
         "row.mul_(3); x.grad = torch.ones(6, 3); row.add_(1); y.sum().backward(); print(x.grad, y)",
     ),
+    "what a recurrent layer read is written before the backward pass": on(
+        "(3, 2, 4)",
+        "h = (x + 0 * step) * 0.1; out = layer(h)[0]",
+        "h.mul_(2); print(torch.autograd.grad(out.sum(), layer.weight_ih_l0))",
+        "out = layer(h[:, :1])[0]; print(out)",
+        header=(
+            "torch.manual_seed(0); torch.set_default_dtype(torch.float64); data = data.double()",
+            "layer = nn.GRU(4, 4, batch_first=True)",
+        ),
+    ),
     "a write to the result of a layer, of which some rank has a single row": on(
         "(7, 3, 4)",
         "with torch.no_grad(): h = lstm(x)[0]",
