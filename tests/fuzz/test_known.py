@@ -61,10 +61,9 @@ def test_no_name_hides_another_program() -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_known(name: str, ranks: dict[tuple[str, int], Ranks]) -> None:
-    runs = [] if name in SHARDED else _half_of_runs(name)
-    _play(
-        name, {run: ranks[run] for run in [*runs, *([("fsdp", 2)] if name in SHARDED or name in HELD_ROWS else [])]}
-    )
+    of_fsdp = [("fsdp", 2)] if name in SHARDED or name in HELD_ROWS else []
+    others = [] if name in SHARDED else _half_of_runs(name)
+    _play(name, {run: ranks[run] for run in [*others, *of_fsdp]})
 
 
 @pytest.mark.long
@@ -103,16 +102,7 @@ def test_all_on_cards(cards: dict[str, str]) -> None:
 
 def _play_on_cards(cards: dict[str, str], tests: list[str]) -> None:
     """Run these tests in a process in which torch has cards."""
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:xdist",
-        "-m",
-        "",
-        *(f"{__file__}::{name}" for name in tests),
-    ]
+    options = ["-q", "-p", "no:xdist", "-m", ""]
+    words = [sys.executable, "-m", "pytest", *options, *(f"{__file__}::{name}" for name in tests)]
     done = subprocess.run(words, env={**os.environ, **cards, "FUZZ_DEVICE": "cuda"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
