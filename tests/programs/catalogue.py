@@ -241,7 +241,14 @@ PROGRAMS = [
         whole="minGPT",
     ),
     *(
-        _program("text", f"makemore_{kind}", "makemore/makemore.py", f"--type {kind} {SMALL_MORE}", saved="out/*.pt")
+        _program(
+            "text",
+            f"makemore_{kind}",
+            "makemore/makemore.py",
+            f"--type {kind} {SMALL_MORE}",
+            saved="out/*.pt",
+            needs="tensorboard",
+        )
         for kind in ("transformer", "gru", "mlp")
     ),
     _program("text", "bigram", "ng-video-lecture/bigram.py", steps=12),
@@ -253,7 +260,7 @@ PROGRAMS = [
         "text",
         "TCN_copy_memory",
         "TCN/TCN/copy_memory/copymem_test.py",
-        "--iters 8 --epochs 1 --blank_len 20 --levels 3 --log-interval 4",
+        "--iters 8 --epochs 1 --blank_len 20 --levels 3 --log-interval 4 --cuda",
         whole="TCN",
         steps=12,
     ),
