@@ -1962,4 +1962,17 @@ HELD_ROWS = {
         "    print(y.stride(), y.sum(-1))",
         "print(torch.from_dlpack(x.T).stride(), torch.tensordot(x, torch.ones(2, 1, 3, 5), 3).stride())",
     ),
+    "a norm or deviation over the batch: written before the backward pass, or with a hook": on(
+        "(7, 3)",
+        "y = x * w; z = y + step",
+        "for f in (z.std, z.norm, lambda *dim: torch.std_mean(z, *dim)[0]):",
+        "    for s in (f(), f(0)):",
+        "        with torch.no_grad(): s.mul_(2)",
+        "        try: print(torch.autograd.grad(s.sum(), w))",
+        "        except RuntimeError as error: print(str(error)[:60])",
+        "    w.grad, s = None, f(0); s.register_hook(lambda g: g * 3 + 1)",
+        "    g, = torch.autograd.grad(s.pow(2).sum(), w, create_graph=True); g.pow(2).sum().backward()",
+        "    print(g, w.grad)",
+        header=("data = data.double()", "w = torch.arange(1., 4.).double().requires_grad_()"),
+    ),
 }

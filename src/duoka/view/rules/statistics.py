@@ -63,14 +63,14 @@ def whole_norms(
     if not _is_exchanged(batches, order):
         return None
     view = batches[0]._spec.view
+    dtypes = [dtype or batch.dtype.to_real() for batch in batches]
     if order == 2 and torch.is_grad_enabled() and any(batch._rows.requires_grad for batch in batches):
         # Not the norm of norms: the second gradient of a norm of rows that are all zero is NaN.
         squares = [_sum_of_squares(batch._local, dtype, dims, keepdim) for batch in batches]
-        totals = [_root(total) for total in _unpacked(view.all_sum(_packed(squares)), squares)]
-    else:
-        parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
-        totals = _exchange(parts, order, view)
-    return [norm.to(dtype or batch.dtype.to_real()) for norm, batch in zip(totals, batches, strict=True)]
+        totals = _unpacked(view.all_sum(_packed(squares)), squares)
+        return [_Root.apply(total, of) for total, of in zip(totals, dtypes, strict=True)]
+    parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
+    return [norm.to(of) for norm, of in zip(_exchange(parts, order, view), dtypes, strict=True)]
 
 
 def _is_exchanged(batches: Sequence[BatchTensor], order: Any) -> bool:
@@ -151,7 +151,7 @@ def spread(name: str, batch: BatchTensor, dims: list[int] | None, keepdim: bool,
         var_and_mean = (dense.sum(every, keepdim=keepdim),) * 2
     var, mean = _combined(var_and_mean, counts, spec)
     var = var * (sum(counts) / (sum(counts) - correction))
-    first = (_root(var) if name.startswith("std") else var).to(part.dtype)
+    first = _Root.apply(var, part.dtype) if name.startswith("std") else var.to(part.dtype)
     return (first, mean.to(part.dtype)) if name.endswith("_mean") else first
 
 
@@ -164,9 +164,24 @@ def _combined(var_and_mean: tuple[Tensor, ...], counts: list[int], spec: Spec) -
     return whole_var.view_as(var), whole_mean.view_as(mean)
 
 
-def _root(var: Tensor) -> Tensor:
-    """Return the square root, whose gradient at 0 is 0, as torch's of a standard deviation."""
-    return torch.where(var == 0, var, torch.where(var == 0, 1, var).sqrt())
+class _Root(torch.autograd.Function):
+    """The square root, in `dtype`. Its gradient is torch's of a norm or a standard deviation: 0 at 0.
+
+    It saves its result, as theirs do: a write to a norm before the backward pass is an error, and a hook on the norm
+    gets what a second derivative adds to the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, squares: Tensor, dtype: torch.dtype) -> Tensor:
+        root = squares.sqrt().to(dtype)
+        ctx.dtype = squares.dtype
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (root,) = ctx.saved_tensors
+        return (grads[0] / (root * 2)).masked_fill(root == 0, 0).to(ctx.dtype), None
 
 
 def _of_ranks(values: Tensor, view: View) -> Tensor:
