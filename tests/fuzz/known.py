@@ -1975,4 +1975,11 @@ HELD_ROWS = {
         "    print(g, w.grad)",
         header=("data = data.double()", "w = torch.arange(1., 4.).double().requires_grad_()"),
     ),
+    "a transform reads a batch of which a row was written": on(
+        "(6, 4)",
+        "h = x * 2; row = h[1]; row.add_(step)",
+        "print(grad(lambda p: (h.detach() * p).sum())(torch.tensor(2.)), vmap(lambda a: a * 2)(h))",
+        "h[0] += 1; print(vmap(grad(lambda a: (a.detach() * a).sum()))(h), row)",
+        header=("from torch.func import grad, vmap",),
+    ),
 }
