@@ -1904,6 +1904,16 @@ HELD_ROWS = {
         "net(x).sum().backward(); optimizer.step(); print(net.weight.sum())",
         header=("torch.manual_seed(0); net = nn.Linear(3, 3)", "optimizer = torch.optim.SGD(net.parameters(), 0.1)"),
     ),
+    "a shape changed in place beside an array and a weak reference": on(
+        "(6, 4)",
+        "a, known = x.numpy(), weakref.ref(x); x.unsqueeze_(1); a += 1; print(x.tolist(), known() is x, {x: 1}[x])",
+        "x.swapaxes_(0, -1); a[0] = 7; print(x)",
+        header=("import weakref",),
+    ),
+    "writes to a chunk that torch does not count": on(
+        "(6, 4)",
+        "print(x[0]); x.unsafe_chunk(2, 1)[0].add_(1); print(x[0]); x.unsafe_split(3, 1)[1].zero_(); print(x)",
+    ),
     "memory without elements": on(
         "(6, 4, 0)", "x.data = x.flip(0); v = x.mT; v.data = v.roll(1, 2); a = x.numpy(); x[0] = a[1] = 3; v.add_(1)"
     ),

@@ -499,7 +499,6 @@ def add_alias(batch: BatchTensor, full: Tensor, memory: CopyMemory, out: Any) ->
         meta, aliased = share._meta, share._meta.spec.view.aliased
         if isinstance(out, np.ndarray):  # writes to it are not counted, as those through `x.data`
             share._spec.view.saved.add(share._rows)
-        # No weak reference to the batch itself: a tensor that has one cannot change its shape in place.
         written_back = partial(_mark_equal, ref(cached), aliased) if cached is not None else None
         aliased.add(share._rows, meta.spec, meta.strides, memory, written_back)
     if cached is not None:

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.errors import Refused
+from duoka.private.torch import swap_contents
 from duoka.system.user_code import user_line
 from duoka.view.rules.apart import Mixed, apart, dims_from, last, these
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import NotByRows, argument, functions, getters, ndim_of, shape_of, sizes_of
 from duoka.view.shares.strides import covers
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, join, rows_by_share
 from duoka.view.tensor.spec import Spec
 from duoka.view.whole import compute_whole
 
@@ -98,6 +99,8 @@ def expand(func: Function, args: Args, kwargs: Kwargs) -> Any:
 def split_along_others(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """chunk and split; along the batch into whole blocks."""
     batch, dim = args[0], argument(args, kwargs, 2, "dim", 0)
+    if func.__name__.startswith("unsafe"):  # torch does not count writes to its results
+        batch._spec.view.aliased.has_uncounted_writes = True
     has_tensors = any(isinstance(value, Tensor) for value in args[1:])  # that say where to split
     if isinstance(dim, int) and dim % batch.dim() == batch._spec.dim and not has_tensors:
         return split(batch, func, args, kwargs)
@@ -187,11 +190,12 @@ def in_place(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if not isinstance(out, BatchTensor):
         return NotImplemented
     others, named = ((_squeezed(args, kwargs),), {}) if func is Tensor.squeeze_ else (args[1:], kwargs)
-    changed = [
-        BatchTensor(func(share._local, *others, **named), of._spec, of._meta.strides)
-        for share, of in zip(batch._shares, out._shares, strict=True)
-    ]
-    torch.utils.swap_tensors(batch, join(changed))
+    changed = []
+    for share, rows, of in zip(batch._shares, rows_by_share(batch), out._shares, strict=True):
+        changed.append(BatchTensor(func(rows, *others, **named), of._spec, of._meta.strides))
+        for copy in share._spec.view.aliased.of_memory(rows):
+            copy.mark_equal()  # torch counts a write, though no value has changed
+    swap_contents(batch, join(changed))
     return batch
 
 
