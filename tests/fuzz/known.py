@@ -1960,6 +1960,13 @@ HELD_ROWS = {
         "h = lstm(x)[0]; h[:, 1] += w; print(h, torch.autograd.grad(lstm(x)[0].pow(2).sum(), lstm.weight_ih_l0))",
         header=("torch.manual_seed(0); lstm = nn.LSTM(4, 4, batch_first=True)", "w = torch.ones(4).requires_grad_()"),
     ),
+    "dropout between layers for packed sequences, of which some rank has only equally long": on(
+        "(4, 4, 4)",
+        "lengths = torch.tensor([[2, 2, 2, 2], [1, 1, 4, 4], [4, 1, 1, 1], [3, 3, 3, 2]][step])",
+        "out, h = layer(nn.utils.rnn.pack_padded_sequence(x, lengths, True, False))",
+        "print(nn.utils.rnn.pad_packed_sequence(out)[0], h, torch.rand(1))",
+        header=("torch.manual_seed(0); layer = nn.GRU(4, 4, 2, batch_first=True, dropout=0.5)",),
+    ),
     "a second gradient of zeros, which have no memory": on(
         "(6, 4)",
         "w.grad = None; loss = (x * w).sum() + w.abs().sum(); g, = torch.autograd.grad(loss, w, create_graph=True)",

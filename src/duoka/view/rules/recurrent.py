@@ -7,7 +7,7 @@ in the sorted batch (`Ordered`), and where their entries are in the packed data 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.private.torch import PACK, PAD_PACKED
+from duoka.private.torch import PACK, PAD_PACKED, tree_map_only
+from duoka.view.rules.draws import SeededMode
 from duoka.view.rules.lookup import NotByRows, argument, functions, rows_in
 from duoka.view.rules.randomness import placing
 from duoka.view.shares.partition import Partition
@@ -221,10 +222,7 @@ def layers(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _of_packed(func: Function, args: Args) -> Any:
-    """Compute the same of packed data (entries, F); dropout between layers is drawn for (entries, H).
-
-    For a single sequence torch draws for (entries, 1, H).
-    """
+    """Compute the same of packed data (entries, F); dropout between layers is drawn for (entries, H)."""
     data, sizes, states, weights, _, count, dropout, training, _ = args
     partition = packed_cut(data, sizes)
     spec = data._spec
@@ -233,10 +231,19 @@ def _of_packed(func: Function, args: Args) -> Any:
     if drops and _draws_for_all_rows(data, spec):
         return _rows_of_whole(func, args, spec, sequences)
     local_states = _states(states, weights, sequences)
-    draws = placing(lambda shape: spec if len(shape) > 1 else None)
-    with draws if drops else nullcontext():
+    with ExitStack() as draws:
+        if drops:
+            draws.enter_context(placing(lambda shape: spec if len(shape) > 1 else None))
+            draws.enter_context(SeededMode(_draw_for_entries))
         out, *after = func(data._local, partition.own_sizes, local_states, *args[3:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
+
+
+def _draw_for_entries(operator: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Draw for (entries, H) what torch draws for (T, sequences, H), if a rank's sequences have one length."""
+    shape = args[0].shape
+    out = operator(args[0].flatten(0, 1) if len(shape) == 3 else args[0], *args[1:], **kwargs)
+    return tree_map_only(Tensor, lambda drawn: drawn.view(shape), out)
 
 
 def _draws_for_all_rows(data: Tensor, spec: Spec) -> bool:
