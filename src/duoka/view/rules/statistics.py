@@ -68,7 +68,7 @@ def whole_norms(
         # Not the norm of norms: the second gradient of a norm of rows that are all zero is NaN.
         squares = [_sum_of_squares(batch._local, dtype, dims, keepdim) for batch in batches]
         totals = _unpacked(view.all_sum(_packed(squares)), squares)
-        return [_Root.apply(total, of) for total, of in zip(totals, dtypes, strict=True)]
+        return [_root(view, total, of) for total, of in zip(totals, dtypes, strict=True)]
     parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
     return [norm.to(of) for norm, of in zip(_exchange(parts, order, view), dtypes, strict=True)]
 
@@ -151,7 +151,7 @@ def spread(name: str, batch: BatchTensor, dims: list[int] | None, keepdim: bool,
         var_and_mean = (dense.sum(every, keepdim=keepdim),) * 2
     var, mean = _combined(var_and_mean, counts, spec)
     var = var * (sum(counts) / (sum(counts) - correction))
-    first = _Root.apply(var, part.dtype) if name.startswith("std") else var.to(part.dtype)
+    first = _root(spec.view, var, part.dtype) if name.startswith("std") else var.to(part.dtype)
     return (first, mean.to(part.dtype)) if name.endswith("_mean") else first
 
 
@@ -182,6 +182,11 @@ class _Root(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (root,) = ctx.saved_tensors
         return (grads[0] / (root * 2)).masked_fill(root == 0, 0).to(ctx.dtype), None
+
+
+def _root(view: View, squares: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the square root, in one call where calls are recorded: the gradient is not that of `sqrt`."""
+    return view.shares.recorded(_Root.apply, squares, dtype)  # type: ignore[no-any-return]
 
 
 def _of_ranks(values: Tensor, view: View) -> Tensor:
