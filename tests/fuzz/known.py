@@ -1914,6 +1914,19 @@ HELD_ROWS = {
         "(6, 4)",
         "print(x[0]); x.unsafe_chunk(2, 1)[0].add_(1); print(x[0]); x.unsafe_split(3, 1)[1].zero_(); print(x)",
     ),
+    "a hook on a tensor that all ranks hold returns a batch": on(
+        "(7, 4)",
+        "f = (x * w)[torch.arange(7).flip(0)]; f.register_hook(lambda g: torch.where(x > 1, g, 0 * x) * 2)",
+        "g, = torch.autograd.grad((f * f).sum(), w, create_graph=True); print(g, torch.autograd.grad(g.sum(), w))",
+        "p = nn.Parameter(x * 2); p.register_hook(lambda g: g * x); (p * w).sum().backward(); print(p.grad)",
+        header=("data = data.double()", "w = torch.arange(1., 5.).double().requires_grad_()"),
+    ),
+    "gradients of norms of zeros in recorded calls": on(
+        "(6, 4)",
+        "h = x * 0 * w; print(torch.autograd.grad((h.norm() - 1).pow(2) + (h.norm(dim=0) - 1).sum(), w))",
+        "print(torch.autograd.grad((h.std() - 1).pow(2) + (h.std(0) - 1).sum(), w))",
+        header=("w = torch.arange(1., 5.).requires_grad_()",),
+    ),
     "memory without elements": on(
         "(6, 4, 0)", "x.data = x.flip(0); v = x.mT; v.data = v.roll(1, 2); a = x.numpy(); x[0] = a[1] = 3; v.add_(1)"
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -114,7 +115,7 @@ def install_hooks(session: Session) -> None:
         if (self.is_leaf and of_shares) or (
             not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
         ):
-            return session.strategy.register_hook(self, hook)
+            return session.strategy.register_hook(self, hook if of_shares else _Replicating(hook))
         return original(self, hook)
 
     @session.patches.around(Tensor, "retain_grad")
@@ -123,6 +124,17 @@ def install_hooks(session: Session) -> None:
         if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
             session.strategy.register_hook(self, lambda _: None)
         original(self)
+
+
+@dataclass
+class _Replicating:
+    """A hook on a tensor that every rank holds whole: what it returns is gathered."""
+
+    hook: Callable[[Any], Any]
+
+    def __call__(self, grad: Tensor | None) -> Any:
+        out = self.hook(grad)
+        return out.full_tensor() if isinstance(out, BatchTensor) else out
 
 
 def install_hooks_after_accumulation(session: Session) -> None:
