@@ -1980,6 +1980,12 @@ HELD_ROWS = {
         "print(nn.utils.rnn.pad_packed_sequence(out)[0], h, torch.rand(1))",
         header=("torch.manual_seed(0); layer = nn.GRU(4, 4, 2, batch_first=True, dropout=0.5)",),
     ),
+    "strides of padded sequences, of which some rank has one": on(
+        "(5, 3, 4)",
+        "p = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3, 2, 2, 1]), True)",
+        "for first in (True, False):",
+        "    y = nn.utils.rnn.pad_packed_sequence(p, first)[0]; print(y.stride(), y[:, :2].stride(), y.flatten(1))",
+    ),
     "a second gradient of zeros, which have no memory": on(
         "(6, 4)",
         "w.grad = None; loss = (x * w).sum() + w.abs().sum(); g, = torch.autograd.grad(loss, w, create_graph=True)",

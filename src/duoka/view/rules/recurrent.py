@@ -21,6 +21,7 @@ from duoka.view.rules.draws import SeededMode
 from duoka.view.rules.lookup import NotByRows, argument, functions, rows_in
 from duoka.view.rules.randomness import placing
 from duoka.view.shares.partition import Partition
+from duoka.view.shares.strides import contiguous_strides
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.whole import compute_whole
@@ -178,9 +179,11 @@ def pad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     partition = packed_cut(data, sizes)
     longest = max(length, len(sizes))
     rows, _ = func(data._local, partition.own_sizes, batch_first, value, longest)
-    return BatchTensor(
-        rows, Spec(data._spec.view, partition.sequences, 0 if batch_first else 1)
-    ), partition.lengths.clone()
+    strides = contiguous_strides((longest, partition.sequences.n, *data.shape[1:]))
+    if batch_first:  # the same memory, which a rank with a single row would take for contiguous
+        strides = strides[1], strides[0], *strides[2:]
+    spec = Spec(data._spec.view, partition.sequences, 0 if batch_first else 1)
+    return BatchTensor(rows, spec, strides), partition.lengths.clone()
 
 
 def packed_cut(data: Any, sizes: Any) -> Packed:
