@@ -1927,6 +1927,12 @@ HELD_ROWS = {
         "print(torch.autograd.grad((h.std() - 1).pow(2) + (h.std(0) - 1).sum(), w))",
         header=("w = torch.arange(1., 5.).requires_grad_()",),
     ),
+    "the gradient of a batch whose rows were written into": on(
+        "(6, 4)",
+        "h = x * w; r = h[0]; r.mul_(2); del r; h.retain_grad(); print(torch.autograd.grad(h.pow(2).sum(), [h, w]))",
+        "h = x * w; r = h[0]; r.mul_(2); h.mul_(3); print(torch.autograd.grad(h.sum() + (r * r).sum(), [h, w]))",
+        header=("w = torch.arange(1., 5.).requires_grad_()",),
+    ),
     "memory without elements": on(
         "(6, 4, 0)", "x.data = x.flip(0); v = x.mT; v.data = v.roll(1, 2); a = x.numpy(); x[0] = a[1] = 3; v.add_(1)"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,33 @@ def test_a_write_with_a_gradient_beside_rows_of_another_view_is_refused() -> Non
         with pytest.raises(Refused, match=r"x\[i\] = value"):
             x.sum()
         del column
+
+    on_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x, row: torch.autograd.grad(row.sum() + x.sum(), x),
+        lambda x, row: x.register_hook(lambda grad: grad * 3),
+        lambda x, row: x.retain_grad(),
+    ],
+)
+def test_the_gradient_of_a_batch_whose_written_rows_are_held_is_refused(ask: Callable[[Tensor, Tensor], Any]) -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
+        row = x[0]
+        row.mul_(2)  # on one device it descends from what x is now, here x from it
+        with pytest.raises(Refused, match=r"x\[i\] = value"):
+            ask(x, row)
+        y = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
+        y[0].mul_(2)
+        ask(y, y)
+        z = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
+        z.retain_grad()
+        z[0].mul_(2)
+        with pytest.raises(Refused, match="retains"):
+            z.sum()
 
     on_ranks(2, on_rank)
 

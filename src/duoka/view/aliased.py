@@ -60,6 +60,7 @@ class AliasedCopy:
     memory: int = 0  # of the rows
     active: bool = True  # False if this rank has seen that its script no longer holds the copy
     saved: bool = False  # by autograd on some rank; on others it may have no values
+    parted: bool = False  # True if the rows got a write that autograd has recorded for the copy: they descend from it
 
     def __post_init__(self) -> None:
         self.memory = memory_of(self.rows)
@@ -143,6 +144,7 @@ class AliasedCopy:
             self.write_values()
         set_version(self.rows, max(number, self.rows_version()))
         self.mark_equal()
+        self.parted |= bool(recorded)
         if self.written_back is not None:
             self.written_back()
 
@@ -345,6 +347,18 @@ class AliasedCopies:
             self.forget_unheld([copy])
         return copy if copy in self.copies else None
 
+    def refuse_parted(self, rows: Tensor) -> None:
+        """Raise Refused before a gradient of these rows is asked for which lacks that of what was taken of them.
+
+        Every rank must call it.
+        """
+        copy = self.held(rows)
+        if copy is not None and copy.parted and self.held_anywhere(rows) is not None:
+            raise Refused(
+                f"{user_line()} asks for the gradient of a batch of which the script holds rows (`row = x[i]`) that "
+                "were written into with a gradient; write through the batch itself instead: `x[i] = value`"
+            )
+
     def forget_unheld(self, copies: list[AliasedCopy]) -> None:
         """Forget the copies that the script holds on no rank; every rank must call it with the same copies."""
         for copy in copies:
@@ -432,6 +446,8 @@ def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
         overwrite(first.full, full)
     if base is not None and full.requires_grad:
         first.copied.record_write(base, full)
+        for copy, _ in parts:
+            copy.parted = False
     if counted:
         set_version(first.full, max(number + 1, version(first.rows)))
     for copy, _ in parts:

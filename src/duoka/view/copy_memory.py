@@ -51,6 +51,11 @@ class _Original:
         rows = self._rows()
         if rows is not None:
             refuse_lost_hook(rows)
+        if any(of is not None and of.retains_grad for of in (rows, base)):
+            raise Refused(
+                f"rows taken from a batch that retains its gradient were written into before {user_line()}, with a "
+                "gradient; write through the batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
+            )
         if base is not None:  # else nothing can read them
             offset, shape, strides = self._form
             with torch.enable_grad(), without_modes():

@@ -111,6 +111,7 @@ def _start(rows: Tensor) -> int:
 def retain_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     """Compute `x.retain_grad()`; the gradient is divided when it is read (gradients.py)."""
     rows = args[0]._local
+    args[0]._spec.view.aliased.refuse_parted(rows)
     originals.retain_grad(rows)
     originals.retain_grad(after_hooks(rows))
 

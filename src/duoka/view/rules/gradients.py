@@ -224,7 +224,21 @@ def grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     weights = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     weighing = _weights_of_rows(weights, outputs)
+    _refuse_parted(inputs)
     return whole_gradients(_rows_of_each(outputs), inputs, view, grad_outputs=weighing, **how)
+
+
+def _refuse_parted(batches: Sequence[Tensor]) -> None:
+    """Raise Refused for batches whose gradient would lack that of rows taken of them (`refuse_parted`)."""
+    for batch in batches:
+        if isinstance(batch, BatchTensor) and batch._spec.view.aliased.copies:
+            rows, siblings = rows_by_share(batch), batch._spec.view.siblings
+            checks = [partial(of.aliased.refuse_parted, part) for of, part in zip(siblings, rows, strict=True)]
+            batch._spec.view.shares.each(partial(_call_one, checks))
+
+
+def _call_one(functions: Sequence[Callable[[], None]], index: int) -> None:
+    functions[index]()
 
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
@@ -307,6 +321,7 @@ def _listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
+    _refuse_parted([batch])
     if not batch._spec.view.shares.several or not batch.requires_grad:  # then torch raises
         rows = batch._shares[0]
         return originals.register_hook(rows._local, hook_of_rows(rows, hook))
