@@ -2024,4 +2024,19 @@ HELD_ROWS = {
         "h[0] += 1; print(vmap(grad(lambda a: (a.detach() * a).sum()))(h), row)",
         header=("from torch.func import grad, vmap",),
     ),
+    "an array is written, then a view that has got other memory": on(
+        "(5, 4, 4)",
+        "v = x.mT; v.data = v + 1; a = x.numpy(); x[0] = 3; a[1] = 3; v.add_(1); print(x, v, a)",
+        "y = x.clone(); u = y.view(-1); u.data = u * 2; b = y.numpy(); b[2] = 5; u.sub_(1); print(y, u, b)",
+    ),
+    "writes to a leaf, which torch refuses before it draws or writes": on(
+        "(7, 4)",
+        "a = x[x > 0]; b = x.double(); p = x.sigmoid(); x.requires_grad_()",
+        "for write in (x.normal_, x.uniform_, x.exponential_, lambda: x.bernoulli_(p),",
+        "    lambda: torch.add(x, 1, out=x), lambda: torch._foreach_add_([a, b, x], 1),",
+        "    lambda: torch._foreach_mul_([b, x], 2)):",
+        "    try: write()",
+        "    except RuntimeError as error: print(str(error)[:40], torch.rand(1), a, b)",
+        header=("torch.manual_seed(0)",),
+    ),
 }

@@ -121,7 +121,8 @@ class AliasedCopy:
             return True
         if self.rows_version() != self.versions[0]:
             return False
-        if read is not None and self.copied.is_held() and not same_memory(self.rows, read):
+        replaced = self.spec.view.aliased.has_replaced_data
+        if not (replaced or read is None or same_memory(self.rows, read)) and self.copied.is_held():
             return False
         return not self.full.is_cpu or not equal_bits(self._rows_of_copy().to(self.rows.device), self.rows)
 
@@ -202,6 +203,9 @@ class AliasedCopies:
         # The same on all ranks for each batch that the script can reach; read by _replay.c.
         self.copies: list[AliasedCopy] = []
         self.has_uncounted_writes = False  # True once the script has used `x.data`: torch counts no write through it
+        # True once the script has set `x.data`: x counts its writes with what shared its earlier memory, for which a
+        # write to x would hide an uncounted one.
+        self.has_replaced_data = False
         # Memory of tensors of the inference mode, which count no writes -> calls that may have written to it.
         self.unnumbered: Counter[int] = Counter()
         # Memory of rows -> number of the copies of it that the script has got.

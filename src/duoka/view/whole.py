@@ -8,7 +8,7 @@ into the rows before they are read again (`duoka.view.aliased`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -84,8 +84,9 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         writes = may_write(func, kwargs)
+        targets = batches_in(args[:1] if kwargs.get("out") is None else kwargs["out"]) if writes else []
         with torch.no_grad() if name in _RETURN_NUMBERS else nullcontext():
-            copies = _gathered(batches, keep, writes)
+            copies = _gathered(batches, keep, {id(batch) for batch in targets})
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, (args, kwargs))
         if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
             args = (args[0][...], *args[1:])
@@ -127,15 +128,20 @@ def gather_sharing(tree: Any, but: Callable[[BatchTensor], bool] = lambda batch:
     return tree_map_only(BatchTensor, lambda batch: batch if but(batch) else copies[id(batch)].argument, tree)
 
 
-def _gathered(batches: list[BatchTensor], keep: bool = False, writes: bool = False) -> dict[int, GatheredArgument]:
-    """Gather batches, by identity; copies of one memory are parts of the largest of them."""
+def _gathered(
+    batches: list[BatchTensor], keep: bool = False, written: Container[int] = ()
+) -> dict[int, GatheredArgument]:
+    """Gather batches, by identity; copies of one memory are parts of the largest of them.
+
+    keep, written: as for `GatheredArgument`; of which batches, by identity.
+    """
     copies: dict[int, GatheredArgument] = {}
     others: defaultdict[int, list[AliasedCopy]] = defaultdict(list)  # by memory
     batches = list({id(batch): batch for batch in batches}.values())  # an argument may come twice
     for batch in sorted(batches, key=_extent, reverse=True):
         rows = batch._shares[0]._rows
         alike = others[memory_of(rows)]
-        copies[id(batch)] = copy = GatheredArgument(batch, keep, writes, alike)
+        copies[id(batch)] = copy = GatheredArgument(batch, keep, id(batch) in written, alike)
         if any(copy.argument is other.argument for other in copies.values() if other is not copy):
             copy.argument = copy.argument[...]  # `torch.sin(x, out=v)` returns v, not x
         if len(batches) > 1:
@@ -155,7 +161,7 @@ def take_row(batch: BatchTensor, index: int) -> Any:
 class GatheredArgument:
     """A gathered copy of a batch, for one operation.
 
-    keep: keep it for later operations on the batch. writes: the operation may write to its arguments. others: copies
+    keep: keep it for later operations on the batch. writes: the operation may write to the batch. others: copies
     of the batch's memory, of which it may be a part.
     """
 
@@ -179,9 +185,7 @@ class GatheredArgument:
                 _extend_copy(batch)
                 full = aliased.of(parts, strides, (), shows_history)
             if full is None or (records and not full.requires_grad):
-                # torch refuses a write to a leaf before it writes: here when the rows are written, so it must
-                # not reach what the script holds.
-                known = _gather(batch, parts, None if writes and is_of_leaf(rows) else full)
+                known = _gather(batch, parts, full)
                 if full is None:
                     set_version(known, version(rows))
                 note_gathered(batch, known)
@@ -193,7 +197,8 @@ class GatheredArgument:
         self._version, self._grad_fn = version(known), history(known)
         self._versions_of_rows = [version(share._rows) for share in batch._shares]
         self.memory = _memory_of(known, parts, others)
-        self.argument = _requiring_grad_as(rows, known)
+        # torch refuses a write to a leaf before it writes or draws, as on one device.
+        self.argument = _requiring_grad_as(rows, known.detach() if writes and is_of_leaf(rows) else known)
 
     def is_unwritten(self) -> bool:
         return version(self.full) == self._version

@@ -393,8 +393,13 @@ def _replicated(call: DescribedCall) -> DescribedCall:
 def with_global_shapes(error: Exception, call: DescribedCall) -> Exception:
     """Return the error with the shapes of global batches instead of those of local rows."""
 
+    def copy(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, BatchTensor):
+            return whole_like(tensor)
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)  # which the call may write to
+
     def again() -> None:
-        args, kwargs = tree_map_only(BatchTensor, whole_like, (call.args, call.kwargs))
+        args, kwargs = tree_map_only(Tensor, copy, (call.args, call.kwargs))
         call.func(*args, **kwargs)
 
     return whole_batch_error(error, call.view, again)

@@ -154,6 +154,7 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
         strides = set_rows(set_on, value, batch._spec)
         batch._meta = Meta.of(batch._rows, batch._spec, strides)
     batch._range = None
+    batch._spec.view.aliased.has_replaced_data |= not batch._spec.view.of_parameters  # which are no views
     return None
 
 
