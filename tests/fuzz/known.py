@@ -1921,6 +1921,12 @@ HELD_ROWS = {
         "p = nn.Parameter(x * 2); p.register_hook(lambda g: g * x); (p * w).sum().backward(); print(p.grad)",
         header=("data = data.double()", "w = torch.arange(1., 5.).double().requires_grad_()"),
     ),
+    "second gradients of a norm of order 3 of which a rank's rows are zeros": on(
+        "(6, 4)",
+        "x[:3, 0] = 0; h = (x * w).tanh(); loss = torch.linalg.vector_norm(h, 3, 0).prod() + h.norm(1)",
+        "g, = torch.autograd.grad(loss, h, create_graph=True); print(g, torch.autograd.grad(g.pow(2).sum(), w))",
+        header=("data = data.double() / 9", "w = torch.arange(1., 5.).double().requires_grad_()"),
+    ),
     "gradients of norms of zeros in recorded calls": on(
         "(6, 4)",
         "h = x * 0 * w; print(torch.autograd.grad((h.norm() - 1).pow(2) + (h.norm(dim=0) - 1).sum(), w))",

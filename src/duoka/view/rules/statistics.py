@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -64,11 +64,11 @@ def whole_norms(
         return None
     view = batches[0]._spec.view
     dtypes = [dtype or batch.dtype.to_real() for batch in batches]
-    if order == 2 and torch.is_grad_enabled() and any(batch._rows.requires_grad for batch in batches):
+    if 2 <= order < inf and torch.is_grad_enabled() and any(batch._rows.requires_grad for batch in batches):
         # Not the norm of norms: the second gradient of a norm of rows that are all zero is NaN.
-        squares = [_sum_of_squares(batch._local, dtype, dims, keepdim) for batch in batches]
-        totals = _unpacked(view.all_sum(_packed(squares)), squares)
-        return [_root(view, total, of) for total, of in zip(totals, dtypes, strict=True)]
+        powers = [_sum_of_powers(batch._local, order, dtype, dims, keepdim) for batch in batches]
+        totals = _unpacked(view.all_sum(_packed(powers)), powers)
+        return [_root(view, total, order, of) for total, of in zip(totals, dtypes, strict=True)]
     parts = [_part_of_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
     return [norm.to(of) for norm, of in zip(_exchange(parts, order, view), dtypes, strict=True)]
 
@@ -118,10 +118,15 @@ def _computed_in(rows: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
     return torch.float32 if dtype is None and rows.dtype in _IN_16_BITS else dtype
 
 
-def _sum_of_squares(rows: Tensor, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool) -> Tensor:
+def _sum_of_powers(
+    rows: Tensor, order: float, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool
+) -> Tensor:
     rows = rows.to(_computed_in(rows, dtype))
-    squares = (rows * rows.conj()).real if rows.is_complex() else rows.square()
-    return squares.sum(list(range(rows.dim())) if dims is None else dims, keepdim)
+    if order == 2:
+        powers = (rows * rows.conj()).real if rows.is_complex() else rows.square()
+    else:
+        powers = rows.abs().pow(order)
+    return powers.sum(list(range(rows.dim())) if dims is None else dims, keepdim)
 
 
 SPREADS = ("var", "std", "var_mean", "std_mean")
@@ -151,7 +156,7 @@ def spread(name: str, batch: BatchTensor, dims: list[int] | None, keepdim: bool,
         var_and_mean = (dense.sum(every, keepdim=keepdim),) * 2
     var, mean = _combined(var_and_mean, counts, spec)
     var = var * (sum(counts) / (sum(counts) - correction))
-    first = _root(spec.view, var, part.dtype) if name.startswith("std") else var.to(part.dtype)
+    first = _root(spec.view, var, 2, part.dtype) if name.startswith("std") else var.to(part.dtype)
     return (first, mean.to(part.dtype)) if name.endswith("_mean") else first
 
 
@@ -165,28 +170,29 @@ def _combined(var_and_mean: tuple[Tensor, ...], counts: list[int], spec: Spec) -
 
 
 class _Root(torch.autograd.Function):
-    """The square root, in `dtype`. Its gradient is torch's of a norm or a standard deviation: 0 at 0.
+    """The root of an order, in `dtype`. Its gradient is torch's of a norm or a standard deviation: 0 at 0.
 
     It saves its result, as theirs do: a write to a norm before the backward pass is an error, and a hook on the norm
     gets what a second derivative adds to the gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, squares: Tensor, dtype: torch.dtype) -> Tensor:
-        root = squares.sqrt().to(dtype)
-        ctx.dtype = squares.dtype
+    def forward(ctx: Any, powers: Tensor, order: float, dtype: torch.dtype) -> Tensor:
+        root = (powers.sqrt() if order == 2 else powers.pow(1 / order)).to(dtype)
+        ctx.dtype, ctx.order = powers.dtype, order
         ctx.save_for_backward(root)
         return root
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (root,) = ctx.saved_tensors
-        return (grads[0] / (root * 2)).masked_fill(root == 0, 0).to(ctx.dtype), None
+        slope = root * 2 if ctx.order == 2 else root.pow(ctx.order - 1) * ctx.order
+        return (grads[0] / slope).masked_fill(root == 0, 0).to(ctx.dtype), None, None
 
 
-def _root(view: View, squares: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the square root, in one call where calls are recorded: the gradient is not that of `sqrt`."""
-    return view.shares.recorded(_Root.apply, squares, dtype)  # type: ignore[no-any-return]
+def _root(view: View, powers: Tensor, order: float, dtype: torch.dtype) -> Tensor:
+    """Return the root of an order, in one call where calls are recorded: the gradient is not that of `sqrt`."""
+    return view.shares.recorded(_Root.apply, powers, order, dtype)  # type: ignore[no-any-return]
 
 
 def _of_ranks(values: Tensor, view: View) -> Tensor:
