@@ -2045,4 +2045,24 @@ HELD_ROWS = {
         "    except RuntimeError as error: print(str(error)[:40], torch.rand(1), a, b)",
         header=("torch.manual_seed(0)",),
     ),
+    "a pass of a transform after the script has written to what a module was given": on(
+        "(7, 3)",
+        "h = data[step * 6 : step * 6 + 6]; out = net(h); print(h, out)",
+        "h = x * 2; row = h[1]; row.add_(step)",
+        "h[0] += 1; print(vmap(grad(lambda a: (a.detach() * a).sum()))(h), row)",
+        header=(
+            "data = data[:24]; from torch.func import grad, vmap",
+            "class Same(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x):\n"
+            "        return x.view_as(x)\n"
+            "    @staticmethod\n"
+            "    def backward(ctx, gradient):\n"
+            "        return gradient\n"
+            "class Reversing(nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        return super().forward(F.relu(Same.apply(x), inplace=True))",
+            "torch.manual_seed(0); net = Reversing(3, 3)",
+        ),
+    ),
 }

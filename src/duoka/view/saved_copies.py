@@ -137,7 +137,10 @@ class SavedCopies:
             )
             overwrite(target, split.spec.local_rows(source))
             if version(plain) != split.versions[1]:
+                equal = [copy for copy in self._aliased.of_memory(rows) if copy.rows_version() == copy.versions[0]]
                 increment_version(rows)
+                for copy in equal:  # of a module's batch: only ranks on which autograd has its rows see this write
+                    copy.versions = copy.rows_version(), copy.versions[1]
             split.versions = version(rows), version(plain)
             self._split.append(split)
 
