@@ -2065,4 +2065,11 @@ HELD_ROWS = {
             "torch.manual_seed(0); net = Reversing(3, 3)",
         ),
     ),
+    "a module that raises an error after it has written to a plain input": on(
+        "(6, 4)",
+        "try: net(data[step * 6 : step * 6 + 6])",
+        "except RuntimeError as error: print(type(error))",
+        "print(data)",
+        header=("net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))",),
+    ),
 }

@@ -357,7 +357,14 @@ class ModuleCalls:
             inputs[id(value)] = _Given(value, batch, _versions(value, batch), _histories(batch))
             return batch
 
-        out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
+        try:
+            out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError):  # of shapes, so on every rank
+            for given in inputs.values():
+                given.write_back()
+            raise
         for given in inputs.values():
             given.write_back()
             given.note()
