@@ -1248,6 +1248,22 @@ OTHERS = {
         "y.square().sum().backward(); print(z.grad, net.weight.grad)",
         header=("torch.manual_seed(0); net = nn.Linear(3, 4)",),
     ),
+    "gradients of batches with hooks and of what they were computed from": on(
+        "(7, 2)",
+        "x.requires_grad_(); x.register_hook(lambda g: g * 3); h = x * w; h.register_hook(lambda g: g * 10)",
+        "h.register_hook(lambda g: g - g.mean(0)); h.retain_grad()",
+        "k, l = (h * s).split(1, 1); k.register_hook(lambda g: g * 7); m = torch.autograd.graph.get_gradient_edge(w)",
+        "loss = (k * l * v).sum() + (h * h).mean(0).sum()",
+        "for of in ([h], [h, h], [h, v], [h, w], [w, h], [x, h], [h, m], [k], [k, l], [l, k, h], [k, s], [x, k, v]):",
+        "    print(torch.autograd.grad(loss, of, retain_graph=True), h.grad)",
+        "    print(*(g.tolist() for g in torch.autograd.grad(loss, of, create_graph=True)))",
+        "loss.backward(inputs=[h, w]); print(h.grad, w.grad, k.grad, x.grad); w.grad = None",
+        "h = x * w; h.register_hook(lambda g: g * 10); h.mul_(2); print(torch.autograd.grad(h.norm(), [h, w]))",
+        header=(
+            "w = torch.tensor([3., 1.], requires_grad=True)",
+            "s, v = (torch.tensor(number, requires_grad=True) for number in (2., 5.))",
+        ),
+    ),
     "results of a reentrant checkpoint that are not used, and passes with inputs": on(
         "(6, 3)",
         "x.requires_grad_(); a, b = checkpoint(both, x, use_reentrant=True); a.sum().backward()",

@@ -16,6 +16,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from duoka.errors import Refused
@@ -243,7 +244,7 @@ def _call_one(functions: Sequence[Callable[[], None]], index: int) -> None:
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
     """Compute `torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
-    of_each = [*map(uses, inputs)]
+    of_each = _uses_of_each(inputs)
     flat = [use for parts in of_each for use in parts]
     filled = bool(how.pop("materialize_grads", False))  # after the hooks, which are called for used inputs only
     unused_allowed = filled or bool(how.get("allow_unused"))
@@ -287,6 +288,33 @@ def uses(of: Tensor) -> list[Tensor]:
     if isinstance(of, BatchTensor):
         return [*map(after_hooks, rows_by_share(of))]
     return [of]
+
+
+def _uses_of_each(inputs: list[Tensor]) -> list[list[Tensor]]:
+    """Return `uses` of each input of a pass, or a batch's rows before its hooks.
+
+    As torch does: if the pass goes on to another input, it keeps what has arrived, and calls the hooks afterwards.
+    """
+    of_each = [*map(uses, inputs)]
+    for index, (of, parts) in enumerate(zip(inputs, of_each, strict=True)):
+        if isinstance(of, BatchTensor) and _joint_of(of._shares[0]._rows) is not None and _leads_to(parts, of_each):
+            of_each[index] = rows_by_share(of)
+    return of_each
+
+
+def _leads_to(tensors: list[Tensor], of_each: Sequence[Sequence[Any]]) -> bool:
+    """Return True if one of the tensors was computed from what is in `of_each`."""
+    inputs = [use for parts in of_each for use in parts if getattr(use, "requires_grad", True)]
+    asked = {(use if isinstance(use, GradientEdge) else get_gradient_edge(use)).node for use in inputs}
+    seen: set[Any] = {None}
+    todo: list[Any] = [tensor.grad_fn for tensor in tensors if not tensor.is_leaf]
+    while todo:
+        behind = {node for node, _ in todo.pop().next_functions} - seen
+        if behind & asked:
+            return True
+        seen |= behind
+        todo += behind
+    return False
 
 
 _asks_for_grad: Any = Tensor.requires_grad
