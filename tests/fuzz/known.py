@@ -2088,4 +2088,35 @@ HELD_ROWS = {
         "print(data)",
         header=("net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))",),
     ),
+    "a batch that a function saved is written, and no longer named": on(
+        "(5, 3)",
+        "h = x.requires_grad_() * 2; y = h.cumprod(0) @ w; h.mul_(step); h = None",
+        "try: print(torch.autograd.grad(y.sum(), x))",
+        "except RuntimeError as error: print(str(error)[:60])",
+        "y = (x * 2).cumprod(0) @ w; h = x.detach() * 2; h.mul_(2); h = None; print(torch.autograd.grad(y.sum(), x))",
+        header=("w = torch.arange(1., 7.).view(3, 2).requires_grad_()",),
+    ),
+    "a function of the script that raises after it has written": on(
+        "(5, 3)",
+        "h = (x * w).tanh(); y = x.cumsum(0) * w",
+        "try: Writing.apply(x)",
+        "except ValueError: print(x, x._version)",
+        "for loss in (h, y):",
+        "    try: print(torch.autograd.grad(loss.sum(), w))",
+        "    except RuntimeError as error: print(str(error)[:60])",
+        header=(
+            "class Writing(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x):\n"
+            "        x.mul_(2)\n"
+            "        raise ValueError",
+            "w = torch.arange(1., 4.).requires_grad_()",
+        ),
+    ),
+    "lengths of a packed sequence that are longer than it": on(
+        "(5, 2, 4)",
+        "for lengths in ([3, 3, 2, 2, 1], [2, 2, 1, 1, 1]):",
+        "    try: print(nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), True).data)",
+        "    except RuntimeError as error: print(str(error)[:20])",
+    ),
 }

@@ -92,6 +92,15 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else version_of(tensor)
 
 
+def counter_of(tensor: Tensor) -> Tensor:
+    """Return an empty tensor that counts the writes to a tensor's memory, and does not hold that memory."""
+    if tensor.is_inference():  # which counts none; autograd does not save it
+        return tensor
+    counter = as_in_memory(tensor)
+    counter.data = counter.new_empty(0)
+    return counter
+
+
 def holders(tensor: Tensor) -> int:
     """Return the number of tensors and arrays that share this tensor's memory."""
     return count_references(tensor)

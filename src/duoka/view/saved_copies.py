@@ -20,7 +20,7 @@ from torch.utils.weak import TensorWeakRef
 from duoka.private.torch import WeakMemory, base_of, memory_of
 from duoka.view.aliased import AliasedCopies, AliasedCopy
 from duoka.view.copy_memory import CopyMemory
-from duoka.view.memory import as_in_memory, form_of, same_memory, version
+from duoka.view.memory import as_in_memory, counter_of, form_of, same_memory, version
 from duoka.view.shares.strides import Strides, overwrite
 from duoka.view.transforms import records_gradients, without_modes
 
@@ -43,7 +43,8 @@ class _Gathered:
     spec: Spec
     device: torch.device
     requires_grad: bool
-    bases: tuple[TensorWeakRef, TensorWeakRef]  # of rows and copy: the tensors that count writes
+    counter: Tensor  # counts the writes to the rows, also to those that the script no longer has
+    base: TensorWeakRef  # of the copy: the tensor that counts writes
     version: int  # of the rows, when they were gathered
 
     def copy(self, rows: Tensor) -> AliasedCopy:
@@ -89,16 +90,17 @@ class SavedCopies:
         """Note a gathered copy that autograd may save."""
         if full.requires_grad or (records_gradients() and not full.is_inference()):
             of_copy = full.shape, strides, int(full.storage_offset()), spec, full.device, full.requires_grad
-            bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(full))
             form, number = form_of(rows), self._aliased.version(rows)
-            self._gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, bases, number))
+            with without_modes():
+                counters = counter_of(rows), TensorWeakRef(base_of(full))
+            self._gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, *counters, number))
 
     def note_equal(self, rows: Tensor, full: Tensor) -> None:
         """Note that a write to rows is one to their copy, too, which has counted it."""
         memory = (memory_of(rows), memory_of(full)) if self._gathered else None
         for gathered in self._gathered:
             if (gathered.rows_memory.number, gathered.memory.number) == memory:
-                gathered.version = self._aliased.version(rows)
+                gathered.version = self._aliased.version(gathered.counter)  # which `x.data` has of its own
 
     def count_writes(self) -> None:
         """Count a write to each gathered copy of rows that were written to since; called before a backward pass.
@@ -106,8 +108,8 @@ class SavedCopies:
         If autograd has saved the copy, torch raises the error that it raises on one device.
         """
         for gathered in [*self._gathered]:
-            rows, full = (base() for base in gathered.bases)
-            if rows is not None and full is not None and self._aliased.version(rows) != gathered.version:
+            full = gathered.base()
+            if full is not None and self._aliased.version(gathered.counter) != gathered.version:
                 increment_version(full)
                 self._gathered.remove(gathered)  # its values are older than the rows'
 

@@ -255,13 +255,18 @@ class GatheredArgument:
         share._spec.view.saved.note_equal(share._rows, self.full)
 
     def keep_what_was_written(self) -> None:
-        """Copy what an operation wrote before it raised an error into the rows; torch does not count it."""
-        for share in self.batch._shares:
+        """Copy what an operation wrote before it raised an error into the rows.
+
+        torch counts no write of a function that raises, but those that a Function of the script had made before.
+        """
+        for share, number in zip(self.batch._shares, self._versions_of_rows, strict=True):
             # To a leaf that requires a gradient only Functions write: torch refuses that before.
             if not (is_of_leaf(share._rows) and self.is_unwritten()):
                 with torch.no_grad():
                     self._write(share, share._local.data)
                 share._spec.view.aliased.numbers[memory_of(share._rows)] += 1  # cached copies are out of date
+                if not self.is_unwritten():
+                    set_version(share._rows, number + version(self.full) - self._version)
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         overwrite(rows, share._spec.local_rows(self.full))

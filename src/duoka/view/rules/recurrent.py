@@ -151,6 +151,7 @@ def pack(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if (
         all_lengths.shape != (spec.partition.n,)
         or int(all_lengths.min()) < 1
+        or int(all_lengths.max()) > padded.shape[1 - spec.dim]
         or not torch.equal(all_lengths, all_lengths.sort(descending=True)[0])
     ):
         return NotImplemented  # torch raises the error
