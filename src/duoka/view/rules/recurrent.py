@@ -215,10 +215,9 @@ def layers(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if drops and _draws_for_all_rows(data, spec):
         return _rows_of_whole(func, args, spec.at(dim), spec.at(1))
     rows, local_states = rows_in(data, spec, dim), _states(states, weights, spec.at(1))
-    if batch_first and rows.shape[0] == 1 < spec.size and rows.shape[1] > 1:
-        rows = (
-            rows.clone()
-        )  # torch swaps the first dimensions, which copies more samples than one: a write is not seen
+    steps, of_steps = data.shape[1 - dim], data.stride(1 - dim)
+    if rows.shape[dim] == 1 < min(spec.size, steps) and of_steps != spec.size * data.stride(dim):
+        rows = rows.clone()  # torch copies samples that it cannot view as (T·n, F): a write is not seen
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
     with draws if drops else nullcontext():
         out, *after = func(rows, local_states, *args[2:])
