@@ -46,6 +46,8 @@ def on_rows(
                     sibling.note_averaged(leaf)
         args, named = tree_unflatten(inputs, tree)
         out, shape = tree_flatten(function(*args, **named, **others))
+        if made:  # computed again, with gradients: a module with backward hooks then returns whole tensors
+            out = [_placed(leaf, metas, view) for leaf, metas in zip(out, made[0][0], strict=True)]
         rows_out, of = _apart(out)
         made.append((of, shape))
         return tuple(rows_out)
@@ -64,6 +66,13 @@ def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:
         rows += rows_by_share(leaf) if shares else [leaf]
         kinds.append(tuple(share._meta for share in shares))
     return rows, kinds
+
+
+def _placed(leaf: Any, metas: tuple[Meta, ...], view: View) -> Any:
+    """Return what was a batch with these `Meta` as a batch again."""
+    if not metas or isinstance(leaf, BatchTensor):
+        return leaf
+    return join(view.shares.each(lambda share: BatchTensor(metas[share].spec.local_rows(leaf), metas[share].spec)))
 
 
 def _together(rows: Sequence[Any], kinds: _Kinds) -> list[Any]:
