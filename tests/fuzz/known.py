@@ -915,6 +915,15 @@ OTHERS = {
         "except ValueError as error: print(error)",
         header=("net = nn.BatchNorm1d(3)",),
     ),
+    "a weight of another size than running statistics": on(
+        "(6, 3)",
+        "net.weight = nn.Parameter(torch.ones(2, 3))",
+        "net(x)",
+        "net.weight = None; net.running_var = torch.ones(4)",
+        "net(x)",
+        "print(net.running_mean)",
+        header=("net = nn.BatchNorm1d(3)",),
+    ),
     "a Function that raises an error after a write": on(
         "(6, 3)",
         "try: Writing.apply(x)",
@@ -1005,6 +1014,17 @@ OTHERS = {
         "checkpoint(net, x.requires_grad_(), use_reentrant=True).sum().backward() if step == 3 else None",
         "print(net.weight.grad.tolist())",
         header=("from torch.utils.checkpoint import checkpoint", "torch.manual_seed(0); net = nn.Linear(3, 2)"),
+    ),
+    "a checkpoint of a model with backward hooks": on(
+        "(6, 3)",
+        "x = x.requires_grad_(); h, k = checkpoint(lambda x: (net(x), net(x).sum(0)), x * 1, use_reentrant=True)",
+        "((h * w).square().sum() + k.sum()).backward(); print(x.grad, w.grad, [p.grad for p in net.parameters()])",
+        header=(
+            "from torch.utils.checkpoint import checkpoint; torch.manual_seed(0)",
+            "net, w = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Parameter(torch.ones(2))",
+            "net.register_full_backward_hook(lambda module, of_input, of_output: (of_input[0] * 2,))",
+            "net[1].register_full_backward_hook(lambda module, of_input, of_output: print(of_output[0].sum()))",
+        ),
     ),
     "a gradient penalty through a norm": on(
         "(8, 4)",
@@ -1989,8 +2009,14 @@ HELD_ROWS = {
         "h = (x + 0 * step) * 0.1; out = layer(h)[0]",
         "h.mul_(2); print(torch.autograd.grad(out.sum(), layer.weight_ih_l0))",
         "out = layer(h[:, :1])[0]; print(out)",
+        "h.mul_(2); print(torch.autograd.grad(out.sum(), layer.weight_ih_l0))",
+        "h = x.transpose(0, 2).contiguous().transpose(0, 2); out = layer(h)[0]",
+        "h.mul_(2); print(torch.autograd.grad(out.sum(), layer.weight_ih_l0))",
+        "h = x.transpose(0, 1) * 1; out = cells(h)[0]",
+        "h.mul_(2); print(torch.autograd.grad(out.sum(), cells.weight_ih_l0))",
         header=(
             "torch.manual_seed(0); torch.set_default_dtype(torch.float64); data = data.double()",
+            "cells = nn.RNN(4, 4)",
             "layer = nn.GRU(4, 4, batch_first=True)",
         ),
     ),

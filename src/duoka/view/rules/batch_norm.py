@@ -62,7 +62,8 @@ def batch_norm(func: Function, args: Args, kwargs: Kwargs) -> Any:
     names = ("running_mean", "running_var", "weight", "bias")
     mean, var, weight, bias = (argument(args, kwargs, index, name) for index, name in enumerate(names, 1))
     other_dtype = weight is not None and weight.dtype != batch.dtype and batch.dtype.itemsize > 2
-    if other_dtype or (mean is None) != (var is None):
+    other_size = any(value.numel() != batch.shape[1] for value in (mean, var, weight, bias) if value is not None)
+    if other_dtype or other_size or (mean is None) != (var is None):
         return NotImplemented  # torch raises the error
     momentum, eps = argument(args, kwargs, 6, "momentum", 0.1), argument(args, kwargs, 7, "eps", 1e-5)
     if spec.view.batch_norm == "local":
