@@ -2070,6 +2070,7 @@ HELD_ROWS = {
         "h = x * 2; row = h[1]; row.add_(step)",
         "print(grad(lambda p: (h.detach() * p).sum())(torch.tensor(2.)), vmap(lambda a: a * 2)(h))",
         "h[0] += 1; print(vmap(grad(lambda a: (a.detach() * a).sum()))(h), row)",
+        "x.requires_grad_(); h = x * 2; row = h[1]; row.add_(1); print(vmap(lambda a: a * 2)(h))",
         header=("from torch.func import grad, vmap",),
     ),
     "an array is written, then a view that has got other memory": on(

@@ -305,8 +305,7 @@ class AliasedCopies:
         """
         copies, self.copies = self.copies, []  # `_local` of what is read here comes here again
         try:
-            with without_modes():  # a transform refuses writes to tensors that it does not know
-                self._write_back(copies, rows)
+            self._write_back(copies, rows)
         except Refused:
             self.copies = copies  # whichever share raises it first, all refuse what comes next
             raise

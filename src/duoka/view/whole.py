@@ -171,7 +171,8 @@ class GatheredArgument:
     def __init__(
         self, batch: BatchTensor, keep: bool, writes: bool = False, others: Sequence[AliasedCopy] = ()
     ) -> None:
-        batch._spec.view.shares.each(lambda index: batch._shares[index]._local)  # which may have a gradient to record
+        with without_modes():  # a transform refuses writes to tensors that it does not know
+            batch._spec.view.shares.each(lambda index: batch._shares[index]._local)  # may have a gradient to record
         parts = _parts(batch)
         spec, rows = parts[0]
         aliased, strides = spec.view.aliased, batch._meta.strides
