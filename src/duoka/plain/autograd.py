@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.plain.session import Session
 from duoka.private.torch import accumulates_gradient, transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
-from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, materialized, uses, whole_gradients
+from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, listed, materialized, uses, whole_gradients
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.transforms import is_tracing
 from duoka.view.view import View
@@ -38,8 +38,7 @@ def install(session: Session) -> None:
             return BatchTensor.__torch_function__(original, (BatchTensor,), args, kwargs)
         args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
         if kwargs.get("inputs") is not None:
-            inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
-            kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf)]
+            kwargs["inputs"] = [use for leaf in listed(kwargs["inputs"]) for use in uses(leaf)]
         root = kwargs.get("tensors")
         _write_back_copies(view)
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
@@ -69,8 +68,7 @@ def install(session: Session) -> None:
             if isinstance(inputs, dict):
                 gradients = whole_gradients(outputs, list(inputs.values()), view, **how)
                 return dict(zip(inputs, gradients, strict=True))
-            inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-            return whole_gradients(outputs, inputs, view, **how)
+            return whole_gradients(outputs, listed(inputs), view, **how)
 
 
 def _write_back_copies(view: View) -> None:
@@ -86,7 +84,7 @@ def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
     """Compute `is_grads_batched` with one pass for each: torch cannot vmap over communication in the graph."""
     weights, shape = tree_flatten(how["grad_outputs"])
     filled, names = how.pop("materialize_grads", False), how["inputs"]
-    inputs = [*names.values()] if isinstance(names, dict) else [names] if isinstance(names, Tensor) else [*names]
+    inputs = [*names.values()] if isinstance(names, dict) else listed(names)
     how = {**how, "inputs": inputs, "allow_unused": filled or how.get("allow_unused", False)}
     count = next(len(weight) for weight in weights if weight is not None)
     gradients = []
@@ -174,8 +172,7 @@ def install_hooks_after_accumulation(session: Session) -> None:
                 due.clear()  # after a hook that failed
 
     def call_hooks(inputs: Tensor | Sequence[Tensor] | None = None, create_graph: bool = False, **_: Any) -> None:
-        listed = [inputs] if isinstance(inputs, Tensor) else inputs
-        wanted = None if listed is None else {id(leaf) for leaf in listed}
+        wanted = None if inputs is None else {id(leaf) for leaf in listed(inputs)}
         with torch.set_grad_enabled(create_graph):  # as in the pass
             while due:
                 leaf = due.pop(next(iter(due)))

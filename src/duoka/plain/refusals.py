@@ -8,15 +8,17 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.hardware import accelerator
 from duoka.plain.session import Session
 from duoka.system.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 
 def install(session: Session) -> None:
-    """Refuse to create a process group (scripts that do are run with --kind distributed), and graphs of kernels."""
+    """Refuse process groups (for which there is --kind distributed), edges of batches, and graphs of kernels."""
 
     @session.patches.around(dist, "init_process_group")
     def refuse_group(original: object, *args: Any, **kwargs: Any) -> NoReturn:
@@ -24,6 +26,15 @@ def install(session: Session) -> None:
             f"{user_line()} calls torch.distributed.init_process_group, but was taken for a script written for "
             "one device; run it with --kind distributed"
         )
+
+    @session.patches.around(torch.autograd.graph, "get_gradient_edge")
+    def get_gradient_edge(original: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+        if isinstance(tensor, BatchTensor):
+            raise Refused(
+                f"{user_line()} calls get_gradient_edge of a batch, of which each rank has a node for its rows; ask "
+                "for the gradient of the batch itself: torch.autograd.grad(loss, batch)"
+            )
+        return original(tensor)
 
     for space in filter(None, (accelerator.module(), torch.accelerator)):
         names = [name for name in vars(space) if name.lower().endswith("graph") or name == "make_graphed_callables"]

@@ -165,13 +165,13 @@ def backward(func: Function, args: Args, kwargs: Kwargs) -> Any:
 def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """`torch.autograd.backward(tensors, grad_tensors)`."""
     how = dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
-    tensors, grad_tensors = _listed(how.pop("tensors")), how.pop("grad_tensors", None)
-    weights = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
+    tensors, grad_tensors = listed(how.pop("tensors")), how.pop("grad_tensors", None)
+    weights = [None] * len(tensors) if grad_tensors is None else listed(grad_tensors)
     for tensor, weight in zip(tensors, weights, strict=True):
         if isinstance(tensor, BatchTensor) and weight is None and tensor.requires_grad:  # else torch raises its error
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if how.get("inputs") is not None:
-        how["inputs"] = [*map(after_hooks, _rows_of_each(_listed(how["inputs"])))]
+        how["inputs"] = [*map(after_hooks, _rows_of_each(listed(how["inputs"])))]
     torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), **how)
 
 
@@ -220,9 +220,9 @@ def grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     are averaged over the ranks.
     """
     how = dict(zip(OF_GRAD, args, strict=False)) | kwargs
-    outputs, inputs = _listed(how.pop("outputs")), _listed(how.pop("inputs"))
+    outputs, inputs = listed(how.pop("outputs")), listed(how.pop("inputs"))
     grad_outputs = how.pop("grad_outputs", None)
-    weights = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    weights = [None] * len(outputs) if grad_outputs is None else listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     weighing = _weights_of_rows(weights, outputs)
     _refuse_parted(inputs)
@@ -342,8 +342,9 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
     return gradient_of([share._meta for share in of._shares], rows)
 
 
-def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, Tensor) else list(value)
+def listed(value: Any) -> list[Any]:
+    """Return the outputs or inputs of a pass, of which torch takes one alone, as a list."""
+    return [value] if isinstance(value, (Tensor, GradientEdge)) else list(value)
 
 
 def register_hook(func: Function, args: Args, kwargs: Kwargs) -> Any:
