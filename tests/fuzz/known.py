@@ -2146,4 +2146,10 @@ HELD_ROWS = {
         "    try: print(nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), True).data)",
         "    except RuntimeError as error: print(str(error)[:20])",
     ),
+    "a hook on a leaf that the script no longer names, with another pass before": on(
+        "(6, 3)",
+        "z = x.clone().requires_grad_(); z.register_hook(lambda grad: print(grad)); z = z * 3",
+        "y = x.clone().requires_grad_(); (y * 2).sum().backward(); gc.collect(); z.sum().backward()",
+        header=("import gc",),
+    ),
 }

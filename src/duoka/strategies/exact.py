@@ -228,6 +228,9 @@ class Exact(Bucketed):
         try:
             yield
         finally:
+            for leaf in self._hooked:
+                if self._leaf_hooks[leaf].waits:  # for a later pass: autograd keeps the rows, and these the leaf
+                    leaf._shares[0]._rows.duoka_leaf = leaf  # type: ignore[attr-defined]
             self._hooked.clear()
             for leaf, hooks in hooked:
                 hooks.end(leaf)
@@ -237,7 +240,7 @@ class _LeafHooks(OrderedDict[int, Callable[[Tensor], Any]]):
     """The script's hooks on a batch that is a leaf, of several shares."""
 
     def __init__(self, batch: BatchTensor) -> None:
-        self._shares, self._missing = len(batch._shares), 0
+        self._shares, self._missing, self.waits = len(batch._shares), 0, True  # until the hooks are called
         self._before: Tensor | None = None
         with unnumbered():
             for share in batch._shares:
@@ -256,6 +259,7 @@ class _LeafHooks(OrderedDict[int, Callable[[Tensor], Any]]):
         self._missing -= 1
         leaf = batch()
         if len(self) and self._missing == 0 and leaf is not None:
+            self.waits = False
             grad: Any = leaf.grad
             earlier = self._before
             leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
