@@ -1284,6 +1284,13 @@ OTHERS = {
             "s, v = (torch.tensor(number, requires_grad=True) for number in (2., 5.))",
         ),
     ),
+    "writes in place to batches that keep their gradients": on(
+        "(7, 3)",
+        "h = x * w; h.register_hook(lambda g: g * 2); h.retain_grad(); k = h.relu_(); k.pow(2).sum().backward()",
+        "print(h.grad, w.grad); h = norm(x * w); h.retain_grad(); h.relu_(); h.pow(3).sum().backward()",
+        "print(h.grad, norm.weight.grad)",
+        header=("norm = nn.BatchNorm1d(3)", "w = torch.tensor([3., 1., 2.], requires_grad=True)"),
+    ),
     "results of a reentrant checkpoint that are not used, and passes with inputs": on(
         "(6, 3)",
         "x.requires_grad_(); a, b = checkpoint(both, x, use_reentrant=True); a.sum().backward()",

@@ -20,7 +20,7 @@ from duoka.private.torch import has_kernel, uncounted
 from duoka.view import originals
 from duoka.view.rules.apart import apart, these
 from duoka.view.rules.lookup import argument, functions
-from duoka.view.shares.differentiable import AllReduceSum, Replicate
+from duoka.view.shares.differentiable import AllReduceSum, Replicate, with_own_node
 from duoka.view.shares.local import LocalShares
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
@@ -115,7 +115,7 @@ def whole_batch_norm(
     total = counts.sum()
     inputs = (operand for kind in zip(*parts, strict=True) for operand in kind)
     out: Sequence[Tensor] = _WholeBatchNorm.apply(shares, running, counts, total, *inputs)
-    return out
+    return [*map(with_own_node, out)] if len(out) > 1 else out
 
 
 class _WholeBatchNorm(torch.autograd.Function):

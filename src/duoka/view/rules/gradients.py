@@ -23,7 +23,7 @@ from duoka.errors import Refused
 from duoka.private.torch import is_view
 from duoka.view import originals
 from duoka.view.originals import unnumbered
-from duoka.view.shares.differentiable import AllReduceSum
+from duoka.view.shares.differentiable import AllReduceSum, with_own_node
 from duoka.view.shares.strides import Strides, contiguous_strides, is_dense, same_layout
 from duoka.view.tensor.batch import (
     Args,
@@ -369,7 +369,7 @@ def call_hooks(hooks: Mapping[int, Callable[[Tensor], Any]], gradient: Tensor) -
 def _joint_of(rows: Tensor) -> JointGradient | None:
     """Return what calls the hooks of a batch with these rows; None once they were written in place, as in torch."""
     joint: JointGradient | None = getattr(rows, "duoka_joint", None)
-    return None if joint is None or rows.grad_fn is not joint.node() else joint
+    return None if joint is None or rows.grad_fn is not rows.duoka_node() else joint  # type: ignore[attr-defined]
 
 
 class JointGradient:
@@ -388,9 +388,9 @@ class JointGradient:
             for index, part in enumerate(rows):
                 originals.register_hook(part, partial(self._check, index))
         joined = _Joined.apply(self, *rows)
-        self.node = ref(joined[0].grad_fn)  # weak, as the node refers to this object
-        for share, part, before in zip(batch._shares, joined, rows, strict=True):
+        for share, part, before in zip(batch._shares, map(with_own_node, joined), rows, strict=True):
             part.duoka_joint, part.duoka_after_hooks = self, before
+            part.duoka_node = ref(part.grad_fn)
             if before.retains_grad:
                 originals.retain_grad(part)  # for `retains_grad`
             share._rows = part

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.private.torch import backward_of
+from duoka.private.torch import backward_of, is_view
 from duoka.view.shares.local import LocalShares
 from duoka.view.shares.partition import Partition
 
@@ -78,6 +78,15 @@ class StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         return *grads, None
+
+
+def with_own_node(rows: Tensor) -> Any:
+    """Return one of the results of a node for all shares, with the same memory and a node of its own.
+
+    If a tensor with `retain_grad` is written in place, torch looks for that at the first result of the tensor's node.
+    A view is returned as it is: torch refuses writes to it, and would not do so here.
+    """
+    return rows if is_view(rows) else StraightThrough.apply(rows, rows)
 
 
 class AllGatherRows(torch.autograd.Function):
