@@ -2159,4 +2159,12 @@ HELD_ROWS = {
         "y = x.clone().requires_grad_(); (y * 2).sum().backward(); gc.collect(); z.sum().backward()",
         header=("import gc",),
     ),
+    "rows without gradients of a view that requires them": on(
+        "(6, 3, 3)",
+        "for y in (x, x[:, :], x.mT.contiguous().mT, x.clone()):",
+        "    y.requires_grad_()",
+        "    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):",
+        "        with mode(): rows = y[0], y[1:3], y.mT, (y * 1)[2]",
+        "        print([(row.requires_grad, row.is_leaf, row._is_view()) for row in rows])",
+    ),
 }

@@ -324,7 +324,7 @@ def _requiring_grad_as(rows: Tensor, copy: Tensor) -> Tensor:
 
     A copy that was gathered while autograd records nothing requires none; on one device a view of the batch does.
     """
-    if copy.requires_grad or not rows.requires_grad:
+    if copy.requires_grad or not base_of(rows).requires_grad:
         return copy
     with without_modes(), torch.inference_mode(False):
         return copy.detach().requires_grad_()
