@@ -733,6 +733,13 @@ OTHERS = {
         "a, b = x[:, :0], x[1:1]",
         "print(a.data_ptr(), b.data_ptr(), x[1:].data_ptr() - x.data_ptr(), x[:, 1].data_ptr() - x.data_ptr())",
     ),
+    "a plain tensor into which rows are written in inference mode": on(
+        "(5, 5)",
+        "with torch.inference_mode(): queue[:] = x",
+        "queue += 1; queue[:2] = x[:2]; print(queue, queue.is_inference())",
+        "(queue * w).sum().backward(); print(w.grad)",
+        header=("queue, w = torch.zeros(5, 5), nn.Parameter(torch.ones(5))",),
+    ),
     "a plain tensor written by a submodule in inference mode": on(
         "(5, 5)",
         "with torch.inference_mode(): print(net(x).tolist())",

@@ -244,9 +244,10 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
                 return False
             placement = spec.at(dim)
             strides = placement.strides_of(plain)
-            rows = laid_out(placement.local_rows(plain).clone(), placement.local_strides(strides))
-            set_version(rows, version_of(plain))
-            torch.utils.swap_tensors(plain, BatchTensor(rows, placement, strides))
+            with torch.inference_mode(False):  # of which it is no tensor
+                rows = laid_out(placement.local_rows(plain).clone(), placement.local_strides(strides))
+                set_version(rows, version_of(plain))
+                torch.utils.swap_tensors(plain, BatchTensor(rows, placement, strides))
             return True
     return False
 
