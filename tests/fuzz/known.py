@@ -2171,7 +2171,18 @@ HELD_ROWS = {
         "for y in (x, x[:, :], x.mT.contiguous().mT, x.clone()):",
         "    y.requires_grad_()",
         "    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):",
-        "        with mode(): rows = y[0], y[1:3], y.mT, (y * 1)[2]",
+        "        with mode(): rows = y[0], y[1:3], y.mT",
         "        print([(row.requires_grad, row.is_leaf, row._is_view()) for row in rows])",
+    ),
+    "calls beside a row that was written with a gradient": on(
+        "(7, 4)",
+        "w.grad = None; row = x[-1]; row.sub_(w[1])",
+        "net(torch.ones(4, 3) * step).sum().backward(); print(net.weight.grad)",
+        "y = x.detach().clone(); row = x[0]; row.mul_(w[0]); print(copy.deepcopy(y))",
+        "z = y.requires_grad_(); row = x[1]; row.mul_(w[2]); z.register_hook(hook); (z * 2).sum().backward()",
+        header=(
+            "import copy; w = torch.arange(1., 4.).requires_grad_(); torch.manual_seed(0); net = nn.Linear(3, 2)",
+            "def hook(gradient): print(gradient)",
+        ),
     ),
 }

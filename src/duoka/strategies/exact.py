@@ -35,7 +35,7 @@ from duoka.view.originals import unnumbered, when_accumulated
 from duoka.view.rules.gradients import call_hooks
 from duoka.view.shares.differentiable import Replicate
 from duoka.view.shares.local import ExactShares
-from duoka.view.tensor.batch import BatchTensor, gather_all
+from duoka.view.tensor.batch import BatchTensor, gather_all, rows_by_share
 from duoka.view.view import View, exact_view
 
 
@@ -209,7 +209,7 @@ class Exact(Bucketed):
         """Register a hook for the whole gradient."""
         if not isinstance(leaf, BatchTensor):
             return originals.register_hook(leaf, hook)  # whole already: every share's part is added before
-        rows = leaf._shares[0]._local
+        rows = rows_by_share(leaf)[0]
         if not rows.requires_grad or not accumulates_gradient(rows):  # torch refuses the former
             return originals.register_hook(rows, hook)
         if leaf not in self._leaf_hooks:
@@ -243,8 +243,8 @@ class _LeafHooks(OrderedDict[int, Callable[[Tensor], Any]]):
         self._shares, self._missing, self.waits = len(batch._shares), 0, True  # until the hooks are called
         self._before: Tensor | None = None
         with unnumbered():
-            for share in batch._shares:
-                when_accumulated(share._local, partial(self._arrive, ref(batch)))
+            for rows in rows_by_share(batch):
+                when_accumulated(rows, partial(self._arrive, ref(batch)))
 
     def begin(self, batch: BatchTensor) -> None:
         """Begin a pass, or another gradient in it: set the gradient of earlier ones aside."""

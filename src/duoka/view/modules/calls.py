@@ -51,6 +51,7 @@ from duoka.view.tensor.batch import (
     batches_in,
     gather_all,
     like,
+    rows_by_share,
     whole_batch_error,
     whole_like,
 )
@@ -433,7 +434,8 @@ def _can_be_split(value: Any) -> bool:
 
 def _versions(leaf: Tensor, batch: BatchTensor) -> list[int]:
     """Return the versions of a plain tensor and of the rows that were taken from it, which change with each write."""
-    return [version(leaf), *(share._spec.view.aliased.version(share._local) for share in batch._shares)]
+    shares = zip(batch._shares, rows_by_share(batch), strict=True)
+    return [version(leaf), *(share._spec.view.aliased.version(rows) for share, rows in shares)]
 
 
 def _histories(batch: BatchTensor) -> list[Any]:

@@ -207,9 +207,8 @@ class BatchTensor(Tensor):
 
         No rule: the memo may hold batches of another view, as those of a sharded model's state.
         """
-        copies = [
-            BatchTensor(deepcopy(share._local, memo), share._spec, share._meta.strides) for share in self._shares
-        ]
+        shares = zip(self._shares, rows_by_share(self), strict=True)
+        copies = [BatchTensor(deepcopy(rows, memo), share._spec, share._meta.strides) for share, rows in shares]
         self._copy_held(memo)
         return self._with_attributes(join(copies), deepcopy(self._attributes(), memo))
 
@@ -287,9 +286,10 @@ class MultiShareBatch(BatchTensor):
     def to_local(self) -> Tensor:
         """Return this process's rows, a copy that shares the batch's gradient."""
         dim, outer, inner = self._spec.dim, self._spec.outer, self._spec.inner
-        apart = [share._local.unflatten(dim, (outer, share._spec.partition.rows, inner)) for share in self._by_share]
-        rows: Tensor = torch.cat(apart, dim + 1).flatten(dim, dim + 2)
-        return rows
+        shares = zip(self._by_share, rows_by_share(self), strict=True)
+        apart = [rows.unflatten(dim, (outer, share._spec.partition.rows, inner)) for share, rows in shares]
+        together: Tensor = torch.cat(apart, dim + 1).flatten(dim, dim + 2)
+        return together
 
     def full_tensor(self) -> Tensor:
         parts = [(share._spec, rows) for share, rows in zip(self._by_share, rows_by_share(self), strict=True)]
