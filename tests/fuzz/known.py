@@ -1295,7 +1295,7 @@ OTHERS = {
         "(7, 3)",
         "h = x * w; h.register_hook(lambda g: g * 2); h.retain_grad(); k = h.relu_(); k.pow(2).sum().backward()",
         "print(h.grad, w.grad); h = norm(x * w); h.retain_grad(); h.relu_(); h.pow(3).sum().backward()",
-        "print(h.grad, norm.weight.grad)",
+        "print(h.grad, norm.weight.grad); h = norm(x * w); h.softmax(0).norm().backward(inputs=[h]); print(h.grad)",
         header=("norm = nn.BatchNorm1d(3)", "w = torch.tensor([3., 1., 2.], requires_grad=True)"),
     ),
     "results of a reentrant checkpoint that are not used, and passes with inputs": on(

@@ -115,7 +115,7 @@ def whole_batch_norm(
     total = counts.sum()
     inputs = (operand for kind in zip(*parts, strict=True) for operand in kind)
     out: Sequence[Tensor] = _WholeBatchNorm.apply(shares, running, counts, total, *inputs)
-    return [*map(with_own_node, out)] if len(out) > 1 else out
+    return [*map(with_own_node, out)] if shares.exact else out  # each rank runs the same nodes
 
 
 class _WholeBatchNorm(torch.autograd.Function):
