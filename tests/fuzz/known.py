@@ -1734,6 +1734,15 @@ SHARDED = {
         "nn.init.normal_(net.weight); print(net.weight, torch.rand(1))",
         header=("torch.manual_seed(0); net = nn.Linear(8, 3)",),
     ),
+    "hooks after accumulation in a pass from a batch to some weights": on(
+        "(6, 3)",
+        "net(x).backward(torch.ones(6, 4), inputs=[net.weight]); print(seen, net.weight.grad)",
+        "net(x).sum().backward(inputs=[net.bias]); print(seen, net.bias.grad)",
+        header=(
+            "torch.manual_seed(0); net, seen = nn.Linear(3, 4), []",
+            "for p in net.parameters(): p.register_post_accumulate_grad_hook(lambda p: seen.append(p.shape))",
+        ),
+    ),
     "gradients of a batch by weights": on(
         "(6, 3)",
         "out = net(x)",

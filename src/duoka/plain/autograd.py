@@ -22,7 +22,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import accumulates_gradient, transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, listed, materialized, uses, whole_gradients
-from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all, rows_by_share
 from duoka.view.transforms import is_tracing
 from duoka.view.view import View
 
@@ -172,11 +172,12 @@ def install_hooks_after_accumulation(session: Session) -> None:
                 due.clear()  # after a hook that failed
 
     def call_hooks(inputs: Tensor | Sequence[Tensor] | None = None, create_graph: bool = False, **_: Any) -> None:
-        wanted = None if inputs is None else {id(leaf) for leaf in listed(inputs)}
+        # Of a pass that begins at a batch, inputs are the shards of parameters.
+        wanted = None if inputs is None else {id(rows) for leaf in listed(inputs) for rows in rows_by_share(leaf)}
         with torch.set_grad_enabled(create_graph):  # as in the pass
             while due:
                 leaf = due.pop(next(iter(due)))
-                if wanted is not None and id(leaf) not in wanted:
+                if wanted is not None and id(rows_by_share(leaf)[0]) not in wanted:
                     continue  # fsdp computes the gradients of a whole block
                 for hook in [*hooks[leaf].values()]:
                     if hook(leaf) is not None:
