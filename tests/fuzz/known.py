@@ -2194,4 +2194,10 @@ HELD_ROWS = {
             "def hook(gradient): print(gradient)",
         ),
     ),
+    "lists in place, of batches beside a plain tensor that has gradients": on(
+        "(5, 3)",
+        "y = net(x) + 0.0; a = y[y > 0]; torch._foreach_add_([y, a, y], 1); print(y, a)",
+        "print(torch.autograd.grad(a.sum() + y.pow(2).sum(), net.weight))",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 3)",),
+    ),
 }

@@ -137,7 +137,8 @@ class SavedCopies:
                 torch.empty(0, dtype=split.dtype, device=of.device).set_(of.untyped_storage(), *form)
                 for of, form in ((rows, split.form_of_rows), (plain, split.form))
             )
-            overwrite(target, split.spec.local_rows(source))
+            with without_modes():
+                overwrite(target, split.spec.local_rows(source))
             if version(plain) != split.versions[1]:
                 equal = [copy for copy in self._aliased.of_memory(rows) if copy.rows_version() == copy.versions[0]]
                 increment_version(rows)

@@ -38,8 +38,9 @@ def one_by_one(func: Function, args: Args, kwargs: Kwargs) -> Any:
         if several and writes and not _fit(operands):
             return NotImplemented  # it raises after it has written to those before, in all shares
         has_rows = bool(batches_in(operands))
-        if writes and not isinstance(first[at], BatchTensor) and (has_rows or several):
-            return NotImplemented  # each share would write to it
+        apart = has_rows or several or _any_needs_gradient([first[at]])
+        if writes and apart and not isinstance(first[at], BatchTensor):
+            return NotImplemented  # each share would write to it, or to what replicates it
         if several and not has_rows and _any_needs_gradient(operands):
             return NotImplemented  # it would get the gradient of one share
         if not has_rows:
