@@ -2200,4 +2200,9 @@ HELD_ROWS = {
         "print(torch.autograd.grad(a.sum() + y.pow(2).sum(), net.weight))",
         header=("torch.manual_seed(0); net = nn.Linear(3, 3)",),
     ),
+    "names of nodes where a rank has a single row": on(
+        "(3, 4)",
+        "x = x.mT.contiguous().mT.requires_grad_(); print(str(x * 2), str(x[:, :9].square()), str(norm(x)))",
+        header=("norm = nn.BatchNorm1d(4)",),
+    ),
 }

@@ -291,6 +291,8 @@ def backward_name(tensor: Tensor, view: View) -> str | None:
     """Return the name of the `grad_fn` that a tensor has on one device; None if it is that of the tensor itself."""
     if isinstance(tensor, BatchTensor):
         node = tensor._shares[0]._local.grad_fn
+        while node is not None and node.name() == "StraightThroughBackward":  # of rows that got other strides
+            node = node.next_functions[0][0]
         return None if node is None else type(node).__name__
     name: BackwardName | None = view.shares.backward_names.get(tensor)
     return None if name is None else name.of(tensor)
