@@ -740,6 +740,13 @@ OTHERS = {
         "(queue * w).sum().backward(); print(w.grad)",
         header=("queue, w = torch.zeros(5, 5), nn.Parameter(torch.ones(5))",),
     ),
+    "rows that are written before a read in inference mode, and in it": on(
+        "(6, 4)",
+        "z = x * w; z[1][0] = 0.5",
+        "with torch.inference_mode(): y = x * 2; y[0][1] = 3; print(z.sum())",
+        "print(torch.autograd.grad((z * z).sum(), w), y)",
+        header=("w = torch.arange(1., 5.).requires_grad_()",),
+    ),
     "a plain tensor written by a submodule in inference mode": on(
         "(5, 5)",
         "with torch.inference_mode(): print(net(x).tolist())",

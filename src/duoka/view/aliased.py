@@ -155,7 +155,7 @@ class AliasedCopy:
 
     def write_values(self) -> None:
         """Copy the values of the gathered copy into the rows."""
-        with torch.no_grad():
+        with torch.inference_mode(self.rows.is_inference()), torch.no_grad():
             self._write(self.rows)
 
     def take(self, other: AliasedCopy) -> None:

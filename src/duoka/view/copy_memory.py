@@ -58,7 +58,7 @@ class _Original:
             )
         if base is not None:  # else nothing can read them
             offset, shape, strides = self._form
-            with torch.enable_grad(), without_modes():
+            with torch.inference_mode(False), torch.enable_grad(), without_modes():
                 overwrite(base.as_strided(shape, strides, offset), self.spec.local_rows(physical(copy)))
 
 

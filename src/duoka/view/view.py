@@ -225,7 +225,7 @@ class View:
             return tensor
 
         def replicate(tensors: list[Tensor]) -> Any:  # an alias for each share
-            with torch.enable_grad():  # as in the share
+            with torch.inference_mode(False), torch.enable_grad():  # as in the share
                 return Replicate.apply(shares, tensors[0])
 
         replicated: Tensor = shares.synchronize(replicate, tensor)

@@ -170,7 +170,7 @@ class _ShareTask:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._greenlet = greenlet(work)
-        self._gradients = torch.is_grad_enabled()
+        self._gradients, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.waiting: tuple[Combine, Any] | None = None  # what it passed to `synchronize`; None when it has ended
         self.result: Any = None
 
@@ -183,13 +183,12 @@ class _ShareTask:
         self._run(lambda: self._greenlet.throw(error))
 
     def _run(self, switch: Callable[[], Any]) -> None:
-        before = torch.is_grad_enabled()  # torch keeps it for a thread; each share has its own
-        torch.set_grad_enabled(self._gradients)
-        try:
-            out = switch()
-        finally:
-            self._gradients = torch.is_grad_enabled()
-            torch.set_grad_enabled(before)
+        with torch.inference_mode(self._inference):  # torch keeps these modes for a thread; each share has its own
+            torch.set_grad_enabled(self._gradients)
+            try:
+                out = switch()
+            finally:
+                self._gradients, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if self._greenlet.dead:
             self.waiting, self.result = None, out
         else:
