@@ -156,7 +156,8 @@ def nudge(seed: int) -> Callable[[dict[str, Any]], None]:
         tensors = [value for value in space.values() if isinstance(value, Tensor)]
         for module in [value for value in space.values() if isinstance(value, nn.Module)]:
             tensors += module.state_dict(keep_vars=True).values()
-        for tensor in {id(one): one.detach() for one in tensors if one.is_floating_point()}.values():
+        # Through `data`, as programs print how many writes torch has counted.
+        for tensor in {id(one): one.data for one in tensors if one.is_floating_point()}.values():
             drawn = torch.rand(tensor.shape, generator=random, device="cpu")
             towards = torch.where(drawn < 0.5, -torch.inf, torch.inf).to(tensor)
             tensor.copy_(torch.where(tensor == 0, tensor, torch.nextafter(tensor, towards)))
