@@ -2212,4 +2212,13 @@ HELD_ROWS = {
         "x = x.mT.contiguous().mT.requires_grad_(); print(str(x * 2), str(x[:, :9].square()), str(norm(x)))",
         header=("norm = nn.BatchNorm1d(4)",),
     ),
+    "dropout in place in inference mode of a batch whose rows the script has": on(
+        "(6, 3)",
+        "row = x[1]; row.add_(step); columns = x.flatten()[1:3]",
+        "with torch.inference_mode(): F.dropout(x, 0.5, inplace=True); F.dropout1d(x, 0.5, True, True)",
+        "print(x, row, columns, x[0], x._version, torch.rand(1))",
+        "with torch.inference_mode(): F.dropout(x, 0.0, inplace=True); F.dropout(x, 0.5, False, True)",
+        "print(x._version)",
+        header=("torch.manual_seed(0)",),
+    ),
 }

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from duoka.private.torch import TorchDispatchMode, parts_of, schema_of, tree_map_only
 from duoka.view.generators import random_digest
@@ -60,13 +61,23 @@ class SeededMode(TorchDispatchMode):
     def __init__(self, draw: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
         self._draw = draw
+        self._in_parts = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and (parts := parts_of(func)) is not None:
-            with self:  # in other modes autograd has divided it
-                return parts(*args, **kwargs)
-        return self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
+            outer, self._in_parts = self._in_parts, True
+            try:
+                with self:  # in other modes autograd has divided it
+                    return parts(*args, **kwargs)
+            finally:
+                self._in_parts = outer
+        out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
+        if self._in_parts:  # torch counts the writes of a whole operator only
+            for argument, value in zip(schema_of(func).arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write and not value.is_inference():
+                    increment_version(value)
+        return out
 
 
 class Layout(NamedTuple):
