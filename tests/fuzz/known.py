@@ -23,6 +23,20 @@ def on(shape: str, *body: str, header: tuple[str, ...] = ()) -> Program:
     return Program((data, *header), loop, (*statements, "print(x.tolist())"))
 
 
+REVERSING = (  # a module that writes to its input, through a view of a function of the script
+    "class Same(torch.autograd.Function):\n"
+    "    @staticmethod\n"
+    "    def forward(ctx, x):\n"
+    "        return x.view_as(x)\n"
+    "    @staticmethod\n"
+    "    def backward(ctx, gradient):\n"
+    "        return gradient\n"
+    "class Reversing(nn.Linear):\n"
+    "    def forward(self, x):\n"
+    "        return super().forward(F.relu(Same.apply(x), inplace=True))",
+    "torch.manual_seed(0); net = Reversing(3, 3)",
+)
+
 LAYOUTS = {
     "recorded contiguous": on(
         "(6, 4, 4)",
@@ -847,19 +861,7 @@ OTHERS = {
     "rows that a module writes through a view of a function of the script": on(
         "(6, 3)",
         "h = data[step * 6 : step * 6 + 6]; out = net(h); print(h, out)",
-        header=(
-            "class Same(torch.autograd.Function):\n"
-            "    @staticmethod\n"
-            "    def forward(ctx, x):\n"
-            "        return x.view_as(x)\n"
-            "    @staticmethod\n"
-            "    def backward(ctx, gradient):\n"
-            "        return gradient\n"
-            "class Reversing(nn.Linear):\n"
-            "    def forward(self, x):\n"
-            "        return super().forward(F.relu(Same.apply(x), inplace=True))",
-            "torch.manual_seed(0); net = Reversing(3, 3)",
-        ),
+        header=REVERSING,
     ),
     "a checkpoint of rows that a module keeps": on(
         "(6, 3)",
@@ -2125,17 +2127,7 @@ HELD_ROWS = {
         "h[0] += 1; print(vmap(grad(lambda a: (a.detach() * a).sum()))(h), row)",
         header=(
             "data = data[:24]; from torch.func import grad, vmap",
-            "class Same(torch.autograd.Function):\n"
-            "    @staticmethod\n"
-            "    def forward(ctx, x):\n"
-            "        return x.view_as(x)\n"
-            "    @staticmethod\n"
-            "    def backward(ctx, gradient):\n"
-            "        return gradient\n"
-            "class Reversing(nn.Linear):\n"
-            "    def forward(self, x):\n"
-            "        return super().forward(F.relu(Same.apply(x), inplace=True))",
-            "torch.manual_seed(0); net = Reversing(3, 3)",
+            *REVERSING,
         ),
     ),
     "a module that raises an error after it has written to a plain input": on(

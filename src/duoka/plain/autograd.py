@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.plain.constructors import returning_whole
 from duoka.plain.session import Session
 from duoka.private.torch import accumulates_gradient, transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
@@ -113,7 +113,7 @@ def install_hooks(session: Session) -> None:
         if (self.is_leaf and of_shares) or (
             not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
         ):
-            return session.strategy.register_hook(self, hook if of_shares else _Replicating(hook))
+            return session.strategy.register_hook(self, hook if of_shares else returning_whole(hook))
         return original(self, hook)
 
     @session.patches.around(Tensor, "retain_grad")
@@ -122,17 +122,6 @@ def install_hooks(session: Session) -> None:
         if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
             session.strategy.register_hook(self, lambda _: None)
         original(self)
-
-
-@dataclass
-class _Replicating:
-    """A hook on a tensor that every rank holds whole: what it returns is gathered."""
-
-    hook: Callable[[Any], Any]
-
-    def __call__(self, grad: Tensor | None) -> Any:
-        out = self.hook(grad)
-        return out.full_tensor() if isinstance(out, BatchTensor) else out
 
 
 def install_hooks_after_accumulation(session: Session) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def install(session: Session) -> None:
     @patches.around(BackwardHook, "__init__")
     def hooks_of_module(original: Callable[..., Any], self: Any, module: Any, *hooks: Any) -> None:
         session.strategy.read_in_pass()
-        original(self, module, *([_returning_whole(hook) for hook in each] for each in hooks))
+        original(self, module, *([returning_whole(hook) for hook in each] for each in hooks))
 
     patches.put(torch.autograd, "Variable", Variable)
     patches.put(nn.Parameter, "__new__", _parameter)
@@ -107,9 +107,10 @@ _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc
 _KEEPING_ROWS = "torch.distributed.fsdp"  # its Functions return their tensors unchanged
 
 
-def _returning_whole(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Gather what a module's backward hook returns: its gradients are whole, but it may use them with batches."""
+def returning_whole(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Gather what a hook for whole gradients returns: of a module, or a tensor that every rank holds whole."""
 
+    @wraps(hook)
     def whole(*args: Any) -> Any:
         return gather_sharing(hook(*args))
 

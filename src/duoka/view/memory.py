@@ -96,8 +96,9 @@ def counter_of(tensor: Tensor) -> Tensor:
     """Return an empty tensor that counts the writes to a tensor's memory, and does not hold that memory."""
     if tensor.is_inference():  # which counts none; autograd does not save it
         return tensor
-    counter = as_in_memory(tensor)
-    counter.data = counter.new_empty(0)
+    with without_modes():
+        counter = as_in_memory(tensor)
+        counter.data = counter.new_empty(0)
     return counter
 
 

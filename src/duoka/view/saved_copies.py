@@ -91,8 +91,7 @@ class SavedCopies:
         if full.requires_grad or (records_gradients() and not full.is_inference()):
             of_copy = full.shape, strides, int(full.storage_offset()), spec, full.device, full.requires_grad
             form, number = form_of(rows), self._aliased.version(rows)
-            with without_modes():
-                counters = counter_of(rows), TensorWeakRef(base_of(full))
+            counters = counter_of(rows), TensorWeakRef(base_of(full))
             self._gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, *counters, number))
 
     def note_equal(self, rows: Tensor, full: Tensor) -> None:

@@ -74,10 +74,18 @@ class SeededMode(TorchDispatchMode):
                 self._in_parts = outer
         out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
         if self._in_parts:  # torch counts the writes of a whole operator only
-            for argument, value in zip(schema_of(func).arguments, args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write and not value.is_inference():
-                    increment_version(value)
+            increment_version([tensor for tensor in _written(func, args) if not tensor.is_inference()])
         return out
+
+
+def _written(operator: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the tensors among the arguments that an operator writes to."""
+    declared = zip(schema_of(operator).arguments, args, strict=False)
+    return [
+        value
+        for argument, value in declared
+        if isinstance(value, Tensor) and argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 class Layout(NamedTuple):
@@ -130,8 +138,8 @@ def draw_own_rows(
 
     out = func(*map(whole_of, args), **{key: whole_of(value) for key, value in kwargs.items()})
     rows = {id(wholes[id(value)]): value for value in (*args, *kwargs.values()) if id(value) in wholes}
-    for argument, value in zip(schema_of(func).arguments, args, strict=False):
-        if id(value) in wholes and argument.alias_info is not None and argument.alias_info.is_write:
+    for value in _written(func, args):
+        if id(value) in wholes:
             value.copy_(spec.local_rows(wholes[id(value)]))
 
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))

@@ -225,21 +225,18 @@ def grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     weights = [None] * len(outputs) if grad_outputs is None else listed(grad_outputs)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     weighing = _weights_of_rows(weights, outputs)
-    _refuse_parted(inputs)
+    for leaf in inputs:
+        if isinstance(leaf, BatchTensor):
+            _refuse_parted(leaf)
     return whole_gradients(_rows_of_each(outputs), inputs, view, grad_outputs=weighing, **how)
 
 
-def _refuse_parted(batches: Sequence[Tensor]) -> None:
-    """Raise Refused for batches whose gradient would lack that of rows taken of them (`refuse_parted`)."""
-    for batch in batches:
-        if isinstance(batch, BatchTensor) and batch._spec.view.aliased.copies:
-            rows, siblings = rows_by_share(batch), batch._spec.view.siblings
-            checks = [partial(of.aliased.refuse_parted, part) for of, part in zip(siblings, rows, strict=True)]
-            batch._spec.view.shares.each(partial(_call_one, checks))
-
-
-def _call_one(functions: Sequence[Callable[[], None]], index: int) -> None:
-    functions[index]()
+def _refuse_parted(batch: BatchTensor) -> None:
+    """Raise Refused for a batch whose gradient would lack that of rows taken of it (`refuse_parted`)."""
+    view = batch._spec.view
+    if view.aliased.copies:
+        rows = rows_by_share(batch)
+        view.shares.each(lambda index: view.siblings[index].aliased.refuse_parted(rows[index]))
 
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
@@ -350,7 +347,7 @@ def listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
-    _refuse_parted([batch])
+    _refuse_parted(batch)
     if not batch._spec.view.shares.several or not batch.requires_grad:  # then torch raises
         rows = batch._shares[0]
         return originals.register_hook(rows._local, hook_of_rows(rows, hook))
