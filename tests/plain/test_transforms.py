@@ -6,7 +6,7 @@ from tests.plain.said import as_python
 
 def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
     source = """
-        import torch, warnings
+        import functorch, torch, warnings
         from torch.autograd import forward_ad
         from torch import nn
         from torch.utils.data import DataLoader, TensorDataset
@@ -39,6 +39,8 @@ def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
         show("jvp", torch.func.jvp(torch.sin, (x,), (x,))[1])
         show("vjp", torch.func.vjp(torch.sin, x)[1](x)[0])
         show("hessian", torch.func.hessian(cube)(x))
+        show("functorch", functorch.vmap(functorch.grad(cube))(x))
+        show("functorch, vjp", functorch.vjp(torch.sin, x)[1](x)[0])
         show("jacobian", torch.autograd.functional.jacobian(lambda v: v.sin().sum(0), x))
         loss = decorated(x @ linear.weight.t()) + torch.vmap(linear)(x).pow(2).sum()
         loss.backward()

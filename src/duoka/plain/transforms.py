@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP, SCRIPTED, before_calls, parameters_in, tree_map_only, version_of
-from duoka.system.user_code import user_line
+from duoka.system.user_code import after_import, user_line
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import compute_whole
@@ -58,6 +59,12 @@ def install(session: Session) -> None:
     def apply(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parts = of_all_rows(original)(*args, **kwargs)
         return tuple(of_all_rows(part) if callable(part) else part for part in parts)
+
+    def of_functorch(functorch: ModuleType) -> None:
+        patches.around(functorch, *TRANSFORMS)(transform)
+        patches.around(functorch, "vjp", "jvp")(apply)
+
+    after_import("functorch", of_functorch)  # the names that they had before torch 2.0
 
     @patches.around(torch.autograd, "gradcheck", "gradgradcheck")  # which call operators of their own on the results
     def check(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
