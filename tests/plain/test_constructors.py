@@ -39,6 +39,7 @@ def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
         show("np.asarray", torch.from_numpy(np.asarray(x)))
         show("np.mean", torch.tensor(np.mean(x.numpy(), 0)))
         show("new_tensor", x.new_tensor([1.0, 2.0]))
+        show("new_tensor of a batch", torch.zeros(1).new_tensor(x))
         show("new_zeros", x.new_zeros(x.shape))
         show("Variable", Variable(x))
         wanted = Variable(x, requires_grad=True)

@@ -37,6 +37,11 @@ def install(session: Session) -> None:
     def of_whole(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return compute_whole(original, args, kwargs) if batches_in((args, kwargs)) else original(*args, **kwargs)
 
+    @patches.around(Tensor, "new_tensor")
+    def new_tensor(original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        make = original if isinstance(tensor, BatchTensor) else partial(of_whole, original)
+        return make(tensor, *args, **kwargs)
+
     @patches.around(torch, "as_tensor")
     def as_tensor(original: Callable[..., Any], data: Any, *, dtype: Any = None, device: Any = None) -> Any:
         if not isinstance(data, BatchTensor):
