@@ -9,6 +9,7 @@ def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
         import functorch, torch, warnings
         from torch.autograd import forward_ad
         from torch import nn
+        from torch.fx.experimental.proxy_tensor import make_fx
         from torch.utils.data import DataLoader, TensorDataset
         from torch.utils.flop_counter import FlopCounterMode
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +41,8 @@ def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
         show("vjp", torch.func.vjp(torch.sin, x)[1](x)[0])
         show("hessian", torch.func.hessian(cube)(x))
         show("functorch", functorch.vmap(functorch.grad(cube))(x))
+        show("functionalize", torch.func.functionalize(lambda v: v.clone().view(-1).add_(1))(x))
+        show("make_fx", make_fx(lambda v: v.sin().sum(0))(x)(torch.ones(7, 3)))
         show("functorch, vjp", functorch.vjp(torch.sin, x)[1](x)[0])
         show("jacobian", torch.autograd.functional.jacobian(lambda v: v.sin().sum(0), x))
         loss = decorated(x @ linear.weight.t()) + torch.vmap(linear)(x).pow(2).sum()

@@ -21,7 +21,7 @@ from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import compute_whole
 
-TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
+TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
 APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call
 
 
@@ -61,10 +61,11 @@ def install(session: Session) -> None:
         return tuple(of_all_rows(part) if callable(part) else part for part in parts)
 
     def of_functorch(functorch: ModuleType) -> None:
-        patches.around(functorch, *TRANSFORMS)(transform)
+        patches.around(functorch, *TRANSFORMS, "make_fx")(transform)
         patches.around(functorch, "vjp", "jvp")(apply)
 
     after_import("functorch", of_functorch)  # the names that they had before torch 2.0
+    after_import("torch.fx.experimental.proxy_tensor", lambda module: patches.around(module, "make_fx")(transform))
 
     @patches.around(torch.autograd, "gradcheck", "gradgradcheck")  # which call operators of their own on the results
     def check(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
