@@ -1451,6 +1451,11 @@ OTHERS = {
         "F.batch_norm(x, mean, var, training=True)",
         "print(mean.tolist(), var.tolist())",
     ),
+    "grid_sample of as many channels as samples": on(
+        "(6, 6, 8)",
+        "grid = torch.linspace(-1, 1, 6 * 1 * 4 * 5 * 3).view(6, 1, 4, 5, 3)",
+        "print(F.grid_sample(x.view(6, 6, 2, 2, 2).transpose(0, 1), grid, align_corners=False).tolist())",
+    ),
 }
 
 SAVED = on(

@@ -213,20 +213,17 @@ def bilinear(func: Function, args: Args, kwargs: Kwargs) -> Any:
     return BatchTensor(func(*sides, *args[2:], **kwargs), spec)
 
 
-def of_samples(ndim: int) -> Rule:
-    """Make a rule for a layer of several tensors of samples, of `ndim` dimensions with the batch in the first."""
+def of_samples(func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """A layer of several tensors of samples, all with the batch in the first dimension."""
+    values = (*args, *kwargs.values())
+    spec, right = align(values)
+    if any(len(shape_of(value)) != right for value in values if isinstance(value, Tensor)):
+        return NotImplemented
 
-    def layer(func: Function, args: Args, kwargs: Kwargs) -> Any:
-        spec, right = align((*args, *kwargs.values()))
-        if right != ndim:
-            return NotImplemented
+    def rows(value: Any) -> Any:
+        return rows_in(value, spec, 0) if isinstance(value, Tensor) else value
 
-        def rows(value: Any) -> Any:
-            return rows_in(value, spec, 0) if isinstance(value, Tensor) else value
-
-        return BatchTensor(func(*map(rows, args), **{name: rows(value) for name, value in kwargs.items()}), spec)
-
-    return layer
+    return BatchTensor(func(*map(rows, args), **{name: rows(value) for name, value in kwargs.items()}), spec)
 
 
 def _within_samples(dims: int | None) -> Mixed:
@@ -296,8 +293,7 @@ RULES: dict[Function, Rule] = {
         for func in functions(names, (torch, F))
     },
     **dict.fromkeys(functions(_ANY_DIMS, (F, torch, Tensor)), apart(_within_samples(None), inf)),
-    **{getattr(F, f"max_unpool{count}d"): of_samples(count + 2) for count in (1, 2, 3)},
-    F.grid_sample: of_samples(4),
+    **dict.fromkeys((F.max_unpool1d, F.max_unpool2d, F.max_unpool3d, F.grid_sample), of_samples),
     F.instance_norm: apart(_instance, inf),
     **dict.fromkeys(functions("group_norm", (F, torch)), apart(_grouped, inf)),
     **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), apart(_normalised, inf)),
