@@ -1445,6 +1445,12 @@ OTHERS = {
         "net(x).sum().backward(); print(net.weight.grad.tolist())",
         header=("torch.manual_seed(0)", "net = nn.Linear(3, 2)"),
     ),
+    "losses with a reduction that torch refuses": on(
+        "(6, 3)",
+        "for loss in (F.mse_loss, F.cross_entropy):",
+        "    try: print(loss(x, x, reduction='batchmean'))",
+        "    except ValueError as error: print(error)",
+    ),
     "running statistics of a batch": on(
         "(6, 6, 3)",
         "mean, var = x[:, 0, 0] * 0, x[:, 0, 0] * 0 + 1",

@@ -24,10 +24,13 @@ def _parameters(func: Function) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def _bound(func: Function, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Return all arguments by name; raise NotByRows if the deprecated `size_average` or `reduce` is used."""
+    """Return all arguments by name; raise NotByRows for a reduction that torch refuses, or that is deprecated."""
     names, defaults = _parameters(func)
     arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     if arguments.pop("size_average", None) is not None or arguments.pop("reduce", None) is not None:
+        raise NotByRows
+    reduction = arguments.get("reduction", "mean")
+    if reduction not in ("none", "mean", "sum") and (reduction != "batchmean" or func is not F.kl_div):
         raise NotByRows
     return arguments
 
