@@ -14,6 +14,7 @@ from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.compare import Difference, calls, difference, play_on_one_device, script, smallest
+from tests.fuzz.crossing import crossed
 from tests.fuzz.draws import programs
 from tests.fuzz.gradients import Gradients
 from tests.fuzz.loading import Loading
@@ -31,6 +32,7 @@ FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
     "modules": (programs(lambda draws: Modules(draws).program()), SHARDED),
     "loading": (programs(lambda draws: Loading(draws).program()), SHARDED),
     "optimizing": (programs(lambda draws: Optimizing(draws).program()), SHARDED),
+    "crossing": (programs(crossed), SHARDED),
 }
 
 

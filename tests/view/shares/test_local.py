@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -74,6 +76,23 @@ def test_a_share_keeps_its_grad_mode() -> None:
     own.each(work)
     assert seen == [True, True, False]
     assert torch.is_grad_enabled()
+
+
+def test_garbage_is_the_same_for_all_shares() -> None:
+    own, parameter = ExactShares(OneRank(), (3,)), torch.nn.Parameter(torch.ones(1))
+    cycle: list[Any] = [parameter]
+    cycle.append(cycle)
+    held = ref(parameter)
+    del cycle, parameter
+
+    def work(place: int) -> bool:
+        if place == 1:
+            kept = [[number] for number in range(100_000)]  # many times as much as starts a collection
+            del kept
+        return held() is None
+
+    assert len({*own.each(work)}) == 1
+    assert gc.isenabled()
 
 
 def test_shares_draw_the_same_numbers() -> None:

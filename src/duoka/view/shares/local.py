@@ -13,6 +13,7 @@ Why: docs/decisions/0080-exact.md
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -136,11 +137,15 @@ class ExactShares(LocalShares):
         if not self.several:
             return [work(0)]
         tasks = [_ShareTask(partial(work, index)) for index in range(self.count)]
+        collects = gc.isenabled()
+        gc.disable()  # what is garbage for a share is so for all
         try:
             _run_all(tasks, draws, generators)
         finally:
             for task in tasks:
                 task.cancel()
+            if collects:
+                gc.enable()
         return [task.result for task in tasks]
 
     def synchronize(self, combine: Combine, part: Any) -> Any:
