@@ -257,8 +257,12 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
             total if total is None or of not in view.leaf_hooks else call_hooks(view.leaf_hooks[of], total)
             for total, of in zip(totals, inputs, strict=True)
         ]
-    if unused_raises and any(total is None for total in totals):
-        raise RuntimeError(_UNUSED)
+    unused = [index for index, total in enumerate(totals) if total is None]
+    if unused_raises and unused:
+        raise RuntimeError(
+            f"The differentiated Tensor at index {unused[0]} appears to not have been used in the graph. "
+            "Set allow_unused=True if this is the desired behavior."
+        )
     return materialized(totals, inputs, bool(how.get("create_graph"))) if filled else tuple(totals)
 
 
@@ -268,12 +272,6 @@ def materialized(gradients: Iterable[Tensor | None], inputs: list[Tensor], creat
         torch.zeros_like(of, requires_grad=create_graph) if gradient is None else gradient
         for gradient, of in zip(gradients, inputs, strict=True)
     )
-
-
-_UNUSED = (
-    "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is "
-    "the desired behavior."
-)
 
 
 def uses(of: Tensor) -> list[Tensor]:
