@@ -1491,6 +1491,12 @@ SHARDED = {
             "opt = torch.optim.AdamW(net.parameters(), lr=0.01)",
         ),
     ),
+    "hooks after accumulation on a weight that only vmap reads": on(
+        "(4, 3)",
+        "torch.vmap(lambda w: x @ w)(net.weight).mean().backward(); print(norms); norms.clear()",
+        "if step == 1: net.weight.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm().item()))",
+        header=("torch.manual_seed(0); net = nn.Bilinear(3, 3, 3); norms = []; net(torch.ones(3), torch.ones(3))",),
+    ),
     "results of layers with channels last": on(
         "(6, 2, 3, 3)",
         "y = net(x); print(y.stride(), (net.weight * 2).stride(), net.weight.is_contiguous(), y)",

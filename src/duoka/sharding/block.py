@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -28,6 +29,7 @@ from duoka.private.torch import (
 )
 from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
+from duoka.view.originals import when_accumulated
 from duoka.view.shares.differentiable import GatherParameters
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.transforms import records_gradients
@@ -59,6 +61,8 @@ class Block:
             if "_block" in parameter.__dict__:
                 parameter._block.reshard()
             parameter._block, parameter._index = self, index
+            if parameter._rows.requires_grad:  # a gradient may come without GatherParameters, of `torch.vmap`
+                when_accumulated(parameter._rows, partial(_reached, self._parameters[index], blocks.on_gradient))
 
     @property
     def is_single(self) -> bool:
@@ -231,9 +235,8 @@ class Block:
                 f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
                 "embedding with sparse=False"
             )
-        for reference in map(self._parameters.__getitem__, reached):
-            if (parameter := reference()) is not None:
-                self.blocks.on_gradient(parameter)
+        for index in reached:
+            _reached(self._parameters[index], self.blocks.on_gradient)
         if torch.is_grad_enabled():  # with create_graph
             return [self._total(index, reached[index]) if index in reached else None for index in indices]
         self.reshard()  # the backward pass has left it
@@ -306,6 +309,12 @@ class Block:
             total = replicas.all_sum(total) / replicas.ranks.world_size
         start, stop = spec.partition.bounds(view.ranks.rank)
         return view.replicate(total).narrow(spec.dim, start, stop - start).to(self.shards[index]._rows.device)
+
+
+def _reached(reference: ref[Any], on_gradient: Callable[[Any], None], _: Any = None) -> None:
+    """Tell that a backward pass has reached a parameter."""
+    if (parameter := reference()) is not None:
+        on_gradient(parameter)
 
 
 class StaleView:
