@@ -2236,4 +2236,17 @@ HELD_ROWS = {
         "print(x._version)",
         header=("torch.manual_seed(0)",),
     ),
+    "a Function that writes and raises, after a row of a view that the script has dropped": on(
+        "(6, 4)",
+        "v = x.view(6, 2, 2).transpose(1, 2); print(v[0].stride(), v[1:3].stride())",
+        "try: Writing.apply(x)",
+        "except ValueError: print(x)",
+        header=(
+            "class Writing(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x):\n"
+            "        x.mul_(2)\n"
+            "        raise ValueError",
+        ),
+    ),
 }

@@ -293,7 +293,9 @@ class AliasedCopies:
                 part = copy.part_of_copy(rows, spec, strides)
                 part = None if part is None else part.detach()
             if part is not None:
-                copy.active = True
+                for of, rows in parts:
+                    if (held := of.view.aliased.held(rows)) is not None:
+                        held.active = True
                 return copy.copied.keep(part, parts, records)
         return None
 

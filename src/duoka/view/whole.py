@@ -260,14 +260,10 @@ class GatheredArgument:
 
         torch counts no write of a function that raises, but those that a Function of the script had made before.
         """
-        for share, number in zip(self.batch._shares, self._versions_of_rows, strict=True):
-            # To a leaf that requires a gradient only Functions write: torch refuses that before.
-            if not (is_of_leaf(share._rows) and self.is_unwritten()):
-                with torch.no_grad():
-                    self._write(share, share._local.data)
-                share._spec.view.aliased.numbers[memory_of(share._rows)] += 1  # cached copies are out of date
-                if not self.is_unwritten():
-                    set_version(share._rows, number + version(self.full) - self._version)
+        # To a leaf that requires a gradient only Functions write: torch refuses that before.
+        if not (is_of_leaf(self.batch._shares[0]._rows) and self.is_unwritten()):
+            with torch.no_grad():
+                self.batch._spec.view.shares.each(self._write_back)
 
     def _write(self, share: BatchTensor, rows: Tensor) -> None:
         overwrite(rows, share._spec.local_rows(self.full))
