@@ -2249,4 +2249,10 @@ HELD_ROWS = {
             "        raise ValueError",
         ),
     ),
+    "a transform after a write to what a module has written to": on(
+        "(6, 3)",
+        "h = data[step * 6 : step * 6 + 6]; out = net(h); h[0] += 1",
+        "print(torch.vmap(torch.func.grad(lambda a: (a.detach() * a).sum()))(h), out)",
+        header=REVERSING,
+    ),
 }

@@ -23,7 +23,7 @@ from duoka.private.torch import accumulates_gradient, transform_level, tree_flat
 from duoka.system.user_code import user_line
 from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, listed, materialized, uses, whole_gradients
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all, rows_by_share
-from duoka.view.transforms import is_tracing
+from duoka.view.transforms import is_tracing, without_modes
 from duoka.view.view import View
 
 
@@ -73,11 +73,12 @@ def install(session: Session) -> None:
 
 def _write_back_copies(view: View) -> None:
     """Write rows of batches that the script has changed back before a pass reads what autograd has saved."""
-    if any(share.aliased.copies for share in view.siblings):
-        view.shares.each(lambda index: view.siblings[index].aliased.write_back())
-    for share in view.siblings:
-        share.saved.count_writes()
-        share.saved.copy_split()
+    with without_modes():  # a transform refuses writes to tensors that it does not know
+        if any(share.aliased.copies for share in view.siblings):
+            view.shares.each(lambda index: view.siblings[index].aliased.write_back())
+        for share in view.siblings:
+            share.saved.count_writes()
+            share.saved.copy_split()
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
