@@ -1491,11 +1491,17 @@ SHARDED = {
             "opt = torch.optim.AdamW(net.parameters(), lr=0.01)",
         ),
     ),
-    "hooks after accumulation on a weight that only vmap reads": on(
-        "(4, 3)",
-        "torch.vmap(lambda w: x @ w)(net.weight).mean().backward(); print(norms); norms.clear()",
-        "if step == 1: net.weight.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm().item()))",
-        header=("torch.manual_seed(0); net = nn.Bilinear(3, 3, 3); norms = []; net(torch.ones(3), torch.ones(3))",),
+    "the order of hooks on parameters of one block": on(
+        "(6, 4)",
+        "net(x / 8).square().sum().backward()",
+        "if step % 2: (net(x / 8).sum() + net[0].weight.norm() + net[2].weight.norm()).backward()",
+        "print(seen); seen.clear()",
+        header=(
+            "torch.manual_seed(0); net, seen = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), []",
+            "for n, p in net.named_parameters(): p.register_hook(lambda g, n=n: print(n))",
+            "for n, p in net.named_parameters():\n"
+            "    p.register_post_accumulate_grad_hook(lambda _, n=n: seen.append(n))",
+        ),
     ),
     "results of layers with channels last": on(
         "(6, 2, 3, 3)",

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -25,11 +26,11 @@ from duoka.private.torch import (
     count_references,
     gradient_is_accumulated,
     memory_of,
+    run_first,
     version_of,
 )
 from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
-from duoka.view.originals import when_accumulated
 from duoka.view.shares.differentiable import GatherParameters
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.transforms import records_gradients
@@ -54,6 +55,7 @@ class Block:
         self._written = -1  # `View.written` when they were gathered
         self._pass = NO_PASS  # the backward pass in which they were gathered
         self._tracked: dict[int, Tensor] = {}  # unsharded parameters in the graph of gradients, by index
+        self._arrived: list[int] = []  # indices of those whose gradient the pass has computed, in order
         self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
         self._parameters = [ref(parameter) for parameter in parameters]
         self._failures = [blocks.failures] * len(parameters)  # until which each gradient is complete
@@ -61,8 +63,6 @@ class Block:
             if "_block" in parameter.__dict__:
                 parameter._block.reshard()
             parameter._block, parameter._index = self, index
-            if parameter._rows.requires_grad:  # a gradient may come without GatherParameters, of `torch.vmap`
-                when_accumulated(parameter._rows, partial(_reached, self._parameters[index], blocks.on_gradient))
 
     @property
     def is_single(self) -> bool:
@@ -131,7 +131,17 @@ class Block:
             trained = [number for number, shard in enumerate(self.shards) if shard._rows.requires_grad]
             tracked = GatherParameters.apply(self, trained, *(self.shards[number]._rows for number in trained))
             self._tracked = dict(zip(trained, tracked, strict=True))
+            if self.blocks.notes_order:
+                self._tracked = {number: self._noting(number, tensor) for number, tensor in self._tracked.items()}
         return self._tracked[index]
+
+    def _noting(self, index: int, tensor: Tensor) -> Tensor:
+        """Return the same memory, whose node notes when a pass has computed the gradient, as on one device."""
+        noting = tensor.view_as(tensor)
+        node: Any = noting.grad_fn
+        run_first(node, 0)
+        node.register_prehook(partial(_note, self._arrived, index))
+        return noting
 
     def _cast_to(self, tensor: Tensor, index: int, dtype: torch.dtype | None) -> Tensor:
         if dtype is None or tensor.dtype is dtype:
@@ -235,8 +245,12 @@ class Block:
                 f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
                 "embedding with sparse=False"
             )
-        for index in reached:
-            _reached(self._parameters[index], self.blocks.on_gradient)
+        arrived, self._arrived[:] = [index for index in self._arrived if index in reached], []
+        for place, index in enumerate(dict.fromkeys([*arrived, *reached])):
+            if (parameter := self._parameters[index]()) is not None:
+                self.blocks.on_gradient(parameter)
+            if arrived:  # let autograd call the hooks on the shards in this order
+                run_first(get_gradient_edge(self.shards[index]._rows).node, place)
         if torch.is_grad_enabled():  # with create_graph
             return [self._total(index, reached[index]) if index in reached else None for index in indices]
         self.reshard()  # the backward pass has left it
@@ -311,10 +325,8 @@ class Block:
         return view.replicate(total).narrow(spec.dim, start, stop - start).to(self.shards[index]._rows.device)
 
 
-def _reached(reference: ref[Any], on_gradient: Callable[[Any], None], _: Any = None) -> None:
-    """Tell that a backward pass has reached a parameter."""
-    if (parameter := reference()) is not None:
-        on_gradient(parameter)
+def _note(arrived: list[int], index: int, _: Any) -> None:
+    arrived.append(index)
 
 
 class StaleView:

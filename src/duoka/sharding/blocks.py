@@ -67,6 +67,7 @@ class Blocks:
         self.norms: GradientNorms = view.gradient_norms
         self.uploads, self.downloads = CopyStream(), CopyStream()  # of offloaded parameters, and of their gradients
         self.defers = False  # True in a backward pass at whose end deferred gradients are added
+        self.notes_order = False  # whether the script has hooks, which see in which order gradients are computed
         self.no_sync: frozenset[Block] = frozenset()  # blocks whose gradients stay unsharded on each rank for now
         self._unsharded: list[Block] = []  # gathered blocks, the last used one last
         self._largest = 0  # bytes of the largest block so far

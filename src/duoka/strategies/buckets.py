@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -100,7 +100,10 @@ class _Pass:
         self._sent: list[_SentBucket] = []
         self._unplanned: set[int] = set()  # reached but not planned, or again after being sent
         self.ready: dict[int, int] = {}  # parameter whose gradient is computed -> position in order
-        self.sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the sharded ones that were reached
+        self.sharded: WeakIdKeyDictionary = (
+            WeakIdKeyDictionary()
+        )  # the sharded ones that were reached -> their places
+        self.places = count()
         self.sparse: set[int] = set()  # those whose gradient is sparse
         # In which gradients are summed; autograd computes them in those of the forward pass.
         self._stream = accelerator.current_stream()
@@ -323,7 +326,7 @@ class Bucketed(Strategy):
     def reach(self, parameter: Tensor) -> None:
         """Note that the pass reached a sharded parameter, for observers."""
         if self._pass is not None:
-            self._pass.sharded[parameter] = None
+            self._pass.sharded[parameter] = next(self._pass.places)  # its last gradient makes it whole
 
     def _known(self, parameters: Iterable[Tensor]) -> set[int]:
         return {self._index[parameter] for parameter in parameters if parameter in self._index}
@@ -381,8 +384,9 @@ class Bucketed(Strategy):
 
     def _place(self, order: dict[int, int], parameter: Tensor) -> int | None:
         """Return the place of a parameter in the order of the current pass; None if the pass has not reached it."""
-        if parameter in self._pass.sharded:  # type: ignore[union-attr]
-            return len(order)
+        sharded = self._pass.sharded  # type: ignore[union-attr]
+        if parameter in sharded:
+            return len(order) + int(sharded[parameter])
         return order.get(self._index.get(parameter, -1))
 
     def _follow_stream(self, gradients: Iterable[Tensor | None]) -> None:

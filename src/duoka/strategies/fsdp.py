@@ -174,6 +174,10 @@ class ModelSharding:
             state: dict[str, Any] = optimizer.state.get(parameter) or {}
             state.update(_like_parameter(state, parameter))
 
+    def note_order(self) -> None:
+        """Call hooks on parameters in the order in which a pass computes their gradients."""
+        self._blocks.notes_order = True
+
     @contextmanager
     def no_sync(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Within the context, hold the whole gradients of these parameters' blocks on each rank."""
@@ -355,6 +359,11 @@ class Fsdp(Ddp):
         sharding = self._hybrid if machines and self._hybrid is not None else self._sharding
         self._view.add_sharded(sharding.view)
         sharding.shard(module)
+
+    def read_in_pass(self) -> None:
+        for sharding in (self._sharding, self._hybrid):
+            if sharding is not None:
+                sharding.note_order()
 
     @contextmanager
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
