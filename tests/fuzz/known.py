@@ -536,6 +536,12 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "a mapping of what is computed whole": on(
+        "(6, 2)",
+        "x.requires_grad_(); y = pickle.loads(pickle.dumps(x)); (x * y).sum().backward()",
+        "print(y.grad.tolist(), type(torch.vmap(lambda row: OrderedDict(a=row.sin()))(x.detach())))",
+        header=("import pickle; from collections import OrderedDict",),
+    ),
     "samples in another layout, of which a rank has one": Program(
         ("data = torch.arange(42).view(7, 1, 3, 1, 2).permute(3, 1, 4, 2, 0).contiguous().permute(4, 1, 3, 0, 2)",),
         "for step, (x,) in enumerate([*DataLoader(TensorDataset(data), batch_size=4)] * 2):",

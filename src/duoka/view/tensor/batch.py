@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -398,7 +398,10 @@ def _join_nested(outs: Sequence[Any], known: dict[int, BatchTensor]) -> Any:
             known[id(first)] = join(outs)
         return known[id(first)]
     if isinstance(first, dict):
-        return {key: _join_nested([out[key] for out in outs], known) for key in first}
+        joined = copy(first)  # of the same type
+        for key in first:
+            joined[key] = _join_nested([out[key] for out in outs], known)
+        return joined
     if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
         return like(first, [_join_nested(parts, known) for parts in zip(*outs, strict=True)])
     return first
