@@ -53,3 +53,17 @@ def test_a_temporary_file_in_a_folder_of_the_script_is_there_once(flow: Flow) ->
         print(sorted(os.listdir("saved")), open("saved/last").read())
         """
     assert said(flow, source) == ["['first', 'last'] last\n"] * 2
+
+
+def test_each_rank_has_its_own_shared_memory(flow: Flow) -> None:
+    source = """
+        import multiprocessing, tempfile
+        epoch, sums = multiprocessing.Value("i", 1), multiprocessing.Array("d", 1000)
+        epoch.value += 1
+        sums[3] = epoch.value
+        with tempfile.NamedTemporaryFile("w+", dir="/dev/shm") as file:
+            file.write("text")
+            file.flush()
+            print(epoch.value, sum(sums), open(file.name).read())
+        """
+    assert said(flow, source) == ["2 2.0 text\n"] * 2

@@ -169,11 +169,11 @@ class Caller:
     def shares_temporary(self, folder: Any) -> bool:
         """Return whether a temporary file or folder in `folder` is one for all ranks.
 
-        One that a library makes in the system's folder is this process's own.
+        One that a library makes in the system's folder is this process's own, and so is shared memory.
         """
-        if self.is_script_call():
-            return True
-        return folder is not None and not self.is_private(os.path.abspath(os.fsdecode(folder))) and self.is_joint()
+        if folder is not None and self.is_private(os.path.abspath(os.fsdecode(folder))):
+            return False
+        return self.is_script_call() or (folder is not None and self.is_joint())
 
     def common_frame(self) -> FrameType | None:
         """Return the frame that calls; None if not all ranks run this code."""
