@@ -1394,6 +1394,7 @@ OTHERS = {
         "(6, 4)",
         "y = torch.rand(6, 4).double().requires_grad_()",
         "print(gradcheck(net, x.double().requires_grad_()), gradgradcheck(net, y))",
+        "print(gradcheck(lambda w: F.linear(x.double(), w), y.detach().requires_grad_()))",
         header=(
             "from torch.autograd import gradcheck, gradgradcheck",
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()",

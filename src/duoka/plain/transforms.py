@@ -68,10 +68,13 @@ def install(session: Session) -> None:
     after_import("torch.fx.experimental.proxy_tensor", lambda module: patches.around(module, "make_fx")(transform))
 
     @patches.around(torch.autograd, "gradcheck", "gradgradcheck")  # which call operators of their own on the results
-    def check(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def check(original: Callable[..., Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def whole(*inputs: Any) -> Any:
+            return tree_map_only(BatchTensor, BatchTensor.full_tensor, func(*inputs))
+
         args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))
         with session.calls.computed_whole():
-            return original(*args, **kwargs)
+            return original(whole, *args, **kwargs)
 
     def call_scripted(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if not batches_in((args, kwargs)):
