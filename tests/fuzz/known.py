@@ -536,6 +536,30 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "a pass within a pass, which reads the gradient of its leaf": on(
+        "(6, 3)",
+        "x.requires_grad_(); mask = (x.detach() > 0).float(); z = Undone.apply(x, lambda x: net(x) * mask)",
+        "def times(gradient):",
+        "    with torch.enable_grad():",
+        "        w = torch.ones(6, 3, requires_grad=True); (w * mask * w).sum().backward()",
+        "    return gradient * w.grad",
+        "z.register_hook(times); z.sum().backward()",
+        "print(x.grad.tolist(), net.weight.grad.tolist())",
+        header=(
+            "class Undone(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x, function):\n"
+            "        ctx.function = function; ctx.save_for_backward(x)\n"
+            "        return function(x)\n"
+            "    @staticmethod\n"
+            "    def backward(ctx, gradient):\n"
+            "        with torch.enable_grad():\n"
+            "            x = ctx.saved_tensors[0].detach().requires_grad_(); y = ctx.function(x)\n"
+            "        y.backward(gradient)\n"
+            "        return x.grad, None",
+            "torch.manual_seed(0); net = nn.Linear(3, 3)",
+        ),
+    ),
     "a mapping of what is computed whole": on(
         "(6, 2)",
         "x.requires_grad_(); y = pickle.loads(pickle.dumps(x)); (x * y).sum().backward()",

@@ -18,7 +18,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, Refused
-from duoka.private.torch import WithoutTorchFunctions, accumulates_gradient, backward_of, move_hook_first
+from duoka.private.torch import (
+    WithoutTorchFunctions,
+    accumulates_gradient,
+    backward_of,
+    in_backward,
+    move_hook_first,
+)
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies
 from duoka.view.generators import RankStream
@@ -206,7 +212,7 @@ class View:
         """Wrap a replicated tensor that is used with rows, so that its gradient is averaged over ranks.
 
         A leaf is adopted instead: the strategy averages its gradient at the end of the backward pass. So are the
-        leaves behind `tensor`, if they are few.
+        leaves behind `tensor`, if they are few. Those of a pass within that pass are not: it reads their gradients.
         """
         if (unsharded := getattr(tensor, "duoka_unsharded", None)) is not None:  # of `Sharded`, which imports View
             tensor = unsharded()
@@ -214,15 +220,15 @@ class View:
             return tensor if self.device is None else tensor.to(self.device)
         shares = self.shares
         if tensor.is_leaf:
-            if id(tensor) not in self._adopted:
-                if not accumulates_gradient(tensor):
-                    return tensor
-                self._adopt(tensor)
-            return self.alias(tensor)
-        with WithoutTorchFunctions():  # a recorder need not know
-            node = tensor.grad_fn
-        if isinstance(node, (_REPLICATED, GATHERED)) or (not shares.exact and self._adopts_leaves_of(node)):
-            return tensor
+            if id(tensor) not in self._adopted and not accumulates_gradient(tensor):
+                return tensor
+            if self._adopt(tensor):
+                return self.alias(tensor)
+        else:
+            with WithoutTorchFunctions():  # a recorder need not know
+                node = tensor.grad_fn
+            if isinstance(node, (_REPLICATED, GATHERED)) or (not shares.exact and self._adopts_leaves_of(node)):
+                return tensor
 
         def replicate(tensors: list[Tensor]) -> Any:  # an alias for each share
             with torch.inference_mode(False), torch.enable_grad():  # as in the share
@@ -231,9 +237,14 @@ class View:
         replicated: Tensor = shares.synchronize(replicate, tensor)
         return replicated
 
-    def _adopt(self, leaf: Tensor) -> None:
-        self.adopt(leaf)
-        self.note_averaged(leaf)
+    def _adopt(self, leaf: Tensor) -> bool:
+        """Adopt a leaf, and return True; False for that of a pass within another one (see `replicate`)."""
+        if id(leaf) not in self._adopted:
+            if in_backward() and not (self.shares.exact or isinstance(leaf, nn.Parameter)):
+                return False
+            self.adopt(leaf)
+            self.note_averaged(leaf)
+        return True
 
     def note_averaged(self, leaf: Tensor) -> None:
         """Note a leaf whose gradient the strategy averages over ranks, or the node of the tensor that it copies."""
@@ -254,8 +265,8 @@ class View:
                 continue
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, Tensor):
-                if id(leaf) not in self._adopted:
-                    self._adopt(leaf)
+                if not self._adopt(leaf):
+                    return False
                 continue
             if seen > _MOST_NODES or isinstance(node, BackwardCFunction):
                 return False
