@@ -536,6 +536,14 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "gradients that torch refuses": on(
+        "(6, 2)",
+        "x.requires_grad_(); w = torch.ones(2, requires_grad=True); y = (x * w).sum()",
+        "def grad(): torch.autograd.grad(y, w, allow_unused=False, materialize_grads=True)",
+        "for refused in (grad, lambda: setattr(x, 'grad', 0), lambda: setattr(x, 'grad', w)):",
+        "    try: refused()",
+        "    except (TypeError, ValueError, RuntimeError) as error: print(type(error))",
+    ),
     "a pass within a pass, which reads the gradient of its leaf": on(
         "(6, 3)",
         "x.requires_grad_(); mask = (x.detach() > 0).float(); z = Undone.apply(x, lambda x: net(x) * mask)",

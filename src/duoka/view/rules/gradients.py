@@ -132,8 +132,9 @@ def set_grad(func: Function, args: Args, kwargs: Kwargs) -> None:
     if not isinstance(batch, BatchTensor):  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
         return
-    if grad is not None and grad.shape != batch.shape:
-        batch._meta.of_zeros().grad = torch.empty(grad.shape, device="meta")  # raises torch's error
+    if grad is not None and getattr(grad, "shape", None) != batch.shape:
+        other = torch.empty(grad.shape, device="meta") if isinstance(grad, Tensor) else grad
+        batch._meta.of_zeros().grad = other  # raises torch's error
     if isinstance(grad, BatchTensor) and grad._spec != batch._spec:
         grad = grad.full_tensor()
     batch._gradient, gradients = None, []
@@ -243,6 +244,8 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     """Compute `torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
     of_each = _uses_of_each(inputs)
     flat = [use for parts in of_each for use in parts]
+    if how.get("materialize_grads") and how.get("allow_unused") is False:
+        originals.grad(outputs, flat, **how)  # raises torch's error
     filled = bool(how.pop("materialize_grads", False))  # after the hooks, which are called for used inputs only
     unused_allowed = filled or bool(how.get("allow_unused"))
     several = view.shares.several  # not every use of an input must be in the graph of the outputs
