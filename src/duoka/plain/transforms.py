@@ -70,7 +70,7 @@ def install(session: Session) -> None:
     @patches.around(torch.autograd, "gradcheck", "gradgradcheck")  # which call operators of their own on the results
     def check(original: Callable[..., Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def whole(*inputs: Any) -> Any:
-            return tree_map_only(BatchTensor, BatchTensor.full_tensor, func(*inputs))
+            return tree_map_only(BatchTensor, lambda batch: batch.full_tensor(), func(*inputs))
 
         args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))
         with session.calls.computed_whole():
