@@ -1501,6 +1501,12 @@ OTHERS = {
         "grid = torch.linspace(-1, 1, 6 * 1 * 4 * 5 * 3).view(6, 1, 4, 5, 3)",
         "print(F.grid_sample(x.view(6, 6, 2, 2, 2).transpose(0, 1), grid, align_corners=False).tolist())",
     ),
+    "a weight of each sample, and norms of complex numbers": on(
+        "(6, 4)",
+        "print(F.multilabel_soft_margin_loss(x, x.sign(), torch.arange(6.).view(6, 1)))",
+        "y = torch.complex(x, x)",
+        "print(y.norm(2, 0, dtype=torch.complex128), torch.linalg.vector_norm(y, dtype=torch.complex64))",
+    ),
 }
 
 SAVED = on(

@@ -127,7 +127,8 @@ def sample_loss(operands: str) -> Rule:
         arguments = _bound(func, args, kwargs)
         if arguments.get("distance_function") is not None:  # which may compare any two rows
             return NotImplemented
-        if any(isinstance(value, BatchTensor) for name, value in arguments.items() if name not in by_sample):
+        others = [value for name, value in arguments.items() if name not in by_sample and isinstance(value, Tensor)]
+        if any(isinstance(value, BatchTensor) or value.dim() > 1 for value in others):
             return NotImplemented
         spec = next(arguments[name]._spec for name in by_sample if isinstance(arguments[name], BatchTensor))
         if spec.dim != 0 or arguments[by_sample[0]].dim() != 2:

@@ -38,7 +38,7 @@ def whole_norm(
     if view.gradient_norms is None or dims is not None or keepdim or not _is_exchanged([batch], order):
         norms = whole_norms([batch], order, dtype, dims, keepdim)
         return None if norms is None else norms[0]
-    result = dtype or batch.dtype.to_real()
+    result = (dtype or batch.dtype).to_real()
     norm = view.gradient_norms.of(
         batch,
         (order, dtype),
@@ -63,7 +63,7 @@ def whole_norms(
     if not _is_exchanged(batches, order):
         return None
     view = batches[0]._spec.view
-    dtypes = [dtype or batch.dtype.to_real() for batch in batches]
+    dtypes = [(dtype or batch.dtype).to_real() for batch in batches]
     if 2 <= order < inf and torch.is_grad_enabled() and any(batch._rows.requires_grad for batch in batches):
         # Not the norm of norms: the second gradient of a norm of rows that are all zero is NaN.
         powers = [_sum_of_powers(batch._local, order, dtype, dims, keepdim) for batch in batches]
