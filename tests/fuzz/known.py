@@ -1484,6 +1484,11 @@ OTHERS = {
         "net(x).sum().backward(); print(net.weight.grad.tolist())",
         header=("torch.manual_seed(0)", "net = nn.Linear(3, 2)"),
     ),
+    "weights of positive targets, one for each": on(
+        "(6, 3)",
+        "for weights in (torch.arange(18.).view(6, 3), torch.arange(6.)[:, None]):",
+        "    print(F.binary_cross_entropy_with_logits(x, (x > 0).float(), pos_weight=weights).item())",
+    ),
     "losses with a reduction that torch refuses": on(
         "(6, 3)",
         "for loss in (F.mse_loss, F.cross_entropy):",

@@ -95,12 +95,12 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
             return NotImplemented
         if len({tensors[name].shape for name in together[:2] if name in tensors}) > 1:  # torch warns, of whole sizes
             return NotImplemented
-        local = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
         reduction = arguments.pop("reduction")
-        each = BatchTensor(func(**{**arguments, **local}, reduction="none"), spec)
+        local = {name: localise(value, spec, right) for name, value in arguments.items()}
+        each = BatchTensor(func(**local, reduction="none"), spec)
         if reduction == "batchmean":
             return whole_sum(each, None, False, None) / tensors["input"].shape[0]
-        if reduction == "mean" and mean_by_weight and "weight" in local:
+        if reduction == "mean" and mean_by_weight and "weight" in tensors:
             weights = whole_sum(BatchTensor(local["weight"], spec), None, False, None)
             return whole_sum(each, None, False, None) / weights
         return _reduced(each, reduction)
