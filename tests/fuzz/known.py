@@ -1512,6 +1512,11 @@ OTHERS = {
         "y = torch.complex(x, x)",
         "print(y.norm(2, 0, dtype=torch.complex128), torch.linalg.vector_norm(y, dtype=torch.complex64))",
     ),
+    "kron into a batch": on(
+        "(6, 2)",
+        "out = torch.zeros(6, 4) + x[:, :1]; torch.kron(x, torch.ones(1, 2), out=out)",
+        "print(out.tolist(), out._version)",
+    ),
 }
 
 SAVED = on(

@@ -103,7 +103,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         written = [
             copy
             for copy in copies.values()
-            if bypasses_version or not copy.is_unwritten() or _may_write_uncounted(name, copy.argument, args)
+            if bypasses_version or not copy.is_unwritten() or _may_write_uncounted(name, copy.argument, args, kwargs)
         ]
         for copy in copies.values():
             if copy not in written and out is not copy.argument:
@@ -343,11 +343,13 @@ def _name_of(func: Callable[..., Any]) -> str:
     return name if name != "__get__" else func.__self__.__name__  # type: ignore[attr-defined]
 
 
-def _may_write_uncounted(name: str, argument: Tensor, args: Args) -> bool:
+def _may_write_uncounted(name: str, argument: Tensor, args: Args, kwargs: Kwargs) -> bool:
     """Return True for an argument to which torch may write without counting that."""
     if name == "batch_norm":
         return argument.dim() == 1  # running statistics
-    return name in ("apply_", "map_", "map2_") and argument is args[0]
+    if name in ("apply_", "map_", "map2_"):
+        return argument is args[0]
+    return any(argument is leaf for leaf in tree_leaves(kwargs.get("out")))  # `torch.kron` counts no write
 
 
 _RETURN_NUMBERS = (
