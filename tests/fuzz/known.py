@@ -536,6 +536,14 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "gradients of a pass with a graph, beside a batch": on(
+        "(6, 2)",
+        "net = nn.Linear(2, 2); x.requires_grad_(); net(x).square().mean().backward(create_graph=True)",
+        "print((net.weight.grad.sum(0) * x).tolist())",
+        "fast = [p - 0.1 * p.grad for p in net.parameters()]; net.zero_grad()",
+        "F.linear(x, *fast).square().mean().backward(); print(x.grad.tolist(), [p.grad for p in net.parameters()])",
+        header=("torch.manual_seed(0)",),
+    ),
     "gradients that torch refuses": on(
         "(6, 2)",
         "x.requires_grad_(); w = torch.ones(2, requires_grad=True); y = (x * w).sum()",

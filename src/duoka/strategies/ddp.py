@@ -11,7 +11,8 @@ from duoka.collectives.base import Collectives
 from duoka.private.torch import copy_all_, is_immutable_zero
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, uncompressed
-from duoka.view.originals import when_accumulated
+from duoka.view.originals import unnumbered, when_accumulated
+from duoka.view.shares.differentiable import StraightThrough
 
 
 class Ddp(Bucketed):
@@ -69,7 +70,7 @@ class Ddp(Bucketed):
         return finish
 
     def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
-        targets, sources = [], []
+        targets, sources, recorded = [], [], []
         for index, mean in gradients.items():
             parameter = self._infos[index].tensor()
             if parameter is None:
@@ -83,6 +84,11 @@ class Ddp(Bucketed):
             else:
                 targets.append(parameter.grad)
                 sources.append(mean)
+                if parameter.grad.requires_grad:
+                    recorded.append(parameter)
         if targets:
             with torch.no_grad():
                 copy_all_(targets, sources)
+        with unnumbered(), torch.enable_grad():
+            for parameter in recorded:  # `View.replicate` is to see that the graph is of own rows
+                parameter.grad = StraightThrough.apply(parameter.grad, parameter.grad)

@@ -238,9 +238,10 @@ class View:
         return replicated
 
     def _adopt(self, leaf: Tensor) -> bool:
-        """Adopt a leaf, and return True; False for that of a pass within another one (see `replicate`)."""
+        """Adopt a leaf, and return True; False for rows, and for that of a pass within another one (`replicate`)."""
         if id(leaf) not in self._adopted:
-            if in_backward() and not (self.shares.exact or isinstance(leaf, nn.Parameter)):
+            nested = in_backward() and not (self.shares.exact or isinstance(leaf, nn.Parameter))
+            if nested or leaf in self._divided:
                 return False
             self.adopt(leaf)
             self.note_averaged(leaf)
