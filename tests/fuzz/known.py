@@ -536,6 +536,12 @@ LAYOUTS = {
 }
 
 OTHERS = {
+    "inputs of a pass that are no leaves": on(
+        "(6, 2)",
+        "w = torch.ones(2, requires_grad=True); h = w * 2; x.requires_grad_(); y = x * 3",
+        "(h * y).sum().backward(inputs=[h]); print(h.grad, w.grad, x.grad)",
+        "z = h * y; z.backward(torch.ones(6, 2), inputs=[h, y]); print(h.grad, y.grad.tolist(), w.grad, x.grad)",
+    ),
     "gradients of a pass with a graph, beside a batch": on(
         "(6, 2)",
         "net = nn.Linear(2, 2); x.requires_grad_(); net(x).square().mean().backward(create_graph=True)",

@@ -21,7 +21,7 @@ from duoka.plain.constructors import returning_whole
 from duoka.plain.session import Session
 from duoka.private.torch import accumulates_gradient, transform_level, tree_flatten, tree_unflatten
 from duoka.system.user_code import user_line
-from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, listed, materialized, uses, whole_gradients
+from duoka.view.rules.gradients import OF_BACKWARD, OF_GRAD, inputs_of_pass, listed, materialized, whole_gradients
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all, rows_by_share
 from duoka.view.transforms import is_tracing, without_modes
 from duoka.view.view import View
@@ -38,7 +38,7 @@ def install(session: Session) -> None:
             return BatchTensor.__torch_function__(original, (BatchTensor,), args, kwargs)
         args, kwargs = (), dict(zip(OF_BACKWARD, args, strict=False)) | kwargs
         if kwargs.get("inputs") is not None:
-            kwargs["inputs"] = [use for leaf in listed(kwargs["inputs"]) for use in uses(leaf)]
+            kwargs["inputs"] = inputs_of_pass(kwargs["inputs"])
         root = kwargs.get("tensors")
         _write_back_copies(view)
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins

@@ -172,7 +172,7 @@ def backward_of_several(func: Function, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(tensor, BatchTensor) and weight is None and tensor.requires_grad:  # else torch raises its error
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if how.get("inputs") is not None:
-        how["inputs"] = [*map(after_hooks, _rows_of_each(listed(how["inputs"])))]
+        how["inputs"] = inputs_of_pass(how["inputs"])
     torch.autograd.backward(_rows_of_each(tensors), _weights_of_rows(weights, tensors), **how)
 
 
@@ -286,6 +286,21 @@ def uses(of: Tensor) -> list[Tensor]:
     if isinstance(of, BatchTensor):
         return [*map(after_hooks, rows_by_share(of))]
     return [of]
+
+
+class Uses(list[Any]):
+    """What `inputs_of_pass` returns."""
+
+
+def inputs_of_pass(inputs: Any) -> Uses:
+    """Return `uses` of the inputs of `backward`; plain ones that are no leaves retain their whole gradients."""
+    if isinstance(inputs, Uses):
+        return inputs
+    inputs = listed(inputs)
+    for of in inputs:
+        if isinstance(of, Tensor) and not isinstance(of, BatchTensor) and of.requires_grad and not of.is_leaf:
+            of.retain_grad()  # as torch does
+    return Uses(use for of in inputs for use in uses(of))
 
 
 def _uses_of_each(inputs: list[Tensor]) -> list[list[Tensor]]:
