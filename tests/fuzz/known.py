@@ -1531,6 +1531,14 @@ OTHERS = {
         "out = torch.zeros(6, 4) + x[:, :1]; torch.kron(x, torch.ones(1, 2), out=out)",
         "print(out.tolist(), out._version)",
     ),
+    "stacks into other tensors, and parts of uneven sizes": on(
+        "(6, 4)",
+        "wide, empty = torch.cat([x, x], 1) * 0, torch.empty(0)",
+        "torch.hstack([x, x + 1], out=wide); torch.dstack([x, x + 1], out=empty)",
+        "print(wide.tolist(), empty.tolist())",
+        "try: print(x.hsplit(3))",
+        "except RuntimeError as error: print('refused')",
+    ),
 }
 
 SAVED = on(

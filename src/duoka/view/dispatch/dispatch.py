@@ -497,8 +497,10 @@ def _with_distinct_floats(value: Any) -> Any:
 def _call_each_share(call: DescribedCall) -> Any:
     """Make the call for each local share."""
     func, args, kwargs, traits, shares = call.func, call.args, call.kwargs, call.traits, call.view.shares
-    if traits.once_for_all_shares:
-        return BatchTensor.rules[func](func, args, kwargs)
+    if traits.once_for_all_shares and kwargs.get("out") is None:
+        out = BatchTensor.rules[func](func, args, kwargs)
+        if out is not NotImplemented:
+            return out
     if not traits.draws and (out := _replay_each_share(call)) is not NotImplemented:
         return out
     # Before a share computes, as one that raises an error ends the others.
