@@ -248,7 +248,9 @@ def test_sparse_gradients_are_averaged_and_accumulate() -> None:
                 used = rank <= step != 3  # not by every rank, then by none
                 lost = table(torch.tensor([rank, step, step])).sum() * (1 + rank) if used else torch.zeros(())
                 lost = lost + (bag(torch.tensor([[rank, 2]])).sum() if step in (2, 4) else 0.0)
+                before = table.weight.grad
                 backward(ddp, lost + dense.weight.sum() * rank)
+                assert before is None or table.weight.grad is before  # the script may hold it
                 grads = [table.weight.grad, bag.weight.grad, dense.weight.grad]
                 assert all(grad is None or grad.is_sparse == sparse for grad in grads[:2])
                 found.append([None if grad is None else grad.to_dense().tolist() for grad in grads])

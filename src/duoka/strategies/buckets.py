@@ -446,14 +446,19 @@ def average_sparse(parameters: Sequence[Tensor | None], ranks: Collectives) -> N
     held = [None if parameter is None or parameter.grad is None else parameter.grad for parameter in parameters]
     grads = [grad.coalesce() if grad is not None and grad.is_sparse else grad for grad in held]
     numbers = torch.tensor([_number(grad) for grad in grads], dtype=torch.long, device="cpu")
-    for parameter, grad, counts in zip(parameters, grads, ranks.all_gather(numbers).unbind(1), strict=True):
+    by_parameter = ranks.all_gather(numbers).unbind(1)
+    for parameter, mine, grad, counts in zip(parameters, held, grads, by_parameter, strict=True):
         entries = counts.tolist()
         if max(entries) > 0 and min(entries) == _DENSE:
             raise Refused("a gradient is sparse on some ranks and dense on others; use nn.Embedding(sparse=False)")
         if max(entries) <= 0 or parameter is None:
             continue
         with torch.no_grad():
-            parameter.grad = _mean(parameter, grad, entries, ranks)
+            mean = _mean(parameter, grad, entries, ranks)
+        if mine is None:
+            parameter.grad = mean
+        else:
+            mine.data = mean  # the script may hold it
 
 
 def _number(grad: Tensor | None) -> int:
