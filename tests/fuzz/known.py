@@ -1498,6 +1498,12 @@ OTHERS = {
         "net(x).sum().backward(); print(net.weight.grad.tolist())",
         header=("torch.manual_seed(0)", "net = nn.Linear(3, 2)"),
     ),
+    "causal attention with another mask": on(
+        "(6, 4, 4)",
+        "for p in (0.0, 0.5):",
+        "    try: print(F.scaled_dot_product_attention(x, x, x, torch.ones(4, 4).bool(), p, is_causal=True))",
+        "    except RuntimeError as error: print(str(error)[-60:])",
+    ),
     "weights of positive targets, one for each": on(
         "(6, 3)",
         "for weights in (torch.arange(18.).view(6, 3), torch.arange(6.)[:, None]):",

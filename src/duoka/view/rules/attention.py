@@ -35,8 +35,8 @@ def dot_product(func: Function, args: Args, kwargs: Kwargs) -> Any:
     arguments = dict(zip(_NAMES, args, strict=False)) | kwargs
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     spec, right = align(tensors.values())
-    if "query" not in tensors:
-        return NotImplemented
+    if "query" not in tensors or (arguments.get("is_causal") and "attn_mask" in tensors):
+        return NotImplemented  # torch raises the error
     if right == 2:
         return _of_queries(func, arguments, spec)
     if right < 3 or (right == 3 and arguments.get("enable_gqa")):
