@@ -1504,6 +1504,14 @@ OTHERS = {
         "    try: print(F.scaled_dot_product_attention(x, x, x, torch.ones(4, 4).bool(), p, is_causal=True))",
         "    except RuntimeError as error: print(str(error)[-60:])",
     ),
+    "a mean of integers": on(
+        "(6, 3)",
+        "for dtype in (None, torch.long):",
+        "    try: print(x.long().mean(0, dtype=dtype), x.mean(dtype=dtype))",
+        "    except RuntimeError as error: print(error)",
+        "try: print(x.mean(dtype=torch.long))",
+        "except RuntimeError as error: print(error)",
+    ),
     "weights of positive targets, one for each": on(
         "(6, 3)",
         "for weights in (torch.arange(18.).view(6, 3), torch.arange(6.)[:, None]):",

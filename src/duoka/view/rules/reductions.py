@@ -88,8 +88,9 @@ def whole_sum(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: 
 
 def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """Mean over dimensions that include the batch: one all-reduce."""
-    if dtype is None and not (batch._local.is_floating_point() or batch._local.is_complex()):
-        return torch.mean(batch._local)  # raises
+    kind = dtype or batch.dtype
+    if not (kind.is_floating_point or kind.is_complex):
+        return torch.mean(batch._local, dtype=dtype)  # raises
     total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
     count = prod(batch.shape) if dims is None else prod(batch.shape[dim] for dim in dims)
     return _restored(total / count, batch, dtype)
