@@ -1527,6 +1527,7 @@ OTHERS = {
         "(6, 6, 3)",
         "mean, var = x[:, 0, 0] * 0, x[:, 0, 0] * 0 + 1",
         "F.batch_norm(x, mean, var, training=True)",
+        "torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)",
         "print(mean.tolist(), var.tolist())",
     ),
     "grid_sample of as many channels as samples": on(

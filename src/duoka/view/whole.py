@@ -345,7 +345,7 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 def _may_write_uncounted(name: str, argument: Tensor, args: Args, kwargs: Kwargs) -> bool:
     """Return True for an argument to which torch may write without counting that."""
-    if name == "batch_norm":
+    if "batch_norm" in name:
         return argument.dim() == 1  # running statistics
     if name in ("apply_", "map_", "map2_"):
         return argument is args[0]
