@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -106,7 +107,7 @@ def play(program: Program, prepare: Callable[[dict[str, Any]], None] = lambda sp
     main = types.ModuleType("__main__")
     main.__dict__.update({"__file__": FILE, "print": record})
     before, sys.modules["__main__"] = sys.modules["__main__"], main
-    dtype = torch.get_default_dtype()
+    dtype, collects = torch.get_default_dtype(), gc.isenabled()
     header, rest = program.source()
     try:
         with warnings.catch_warnings(), _on_device():
@@ -121,6 +122,7 @@ def play(program: Program, prepare: Callable[[dict[str, Any]], None] = lambda sp
         sys.modules["__main__"] = before
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(True)
+        (gc.enable if collects else gc.disable)()
     return Played(tuple(events))
 
 
