@@ -84,8 +84,9 @@ def assert_it_is_as_if_nothing_had_happened(flow: Flow, result: Result, uninterr
     told = re.search(words, result.stderr)
     assert told, result
     seen, whole = result.stdout.splitlines(), uninterrupted.stdout.splitlines()
-    begins = [step for step in (0, 1) if seen[step - len(whole)].split()[:2] == whole[step].split()[:2]]
-    step = int(told[1] or begins[0])  # rank 0 may be killed after it has saved step 1 and before it says so
+    said = int(told[1] or 0)  # rank 0 may be killed after it has saved the next step and before it says so
+    begins = [step for step in (said, said + 1) if seen[step - len(whole)].split()[:2] == whole[step].split()[:2]]
+    step = begins[0]
     again = len(whole) - step
     first, second = seen[: len(seen) - again], seen[len(seen) - again :]
     assert step <= len(first) <= step + 2  # at most the last steps are done again
