@@ -37,6 +37,14 @@ REVERSING = (  # a module that writes to its input, through a view of a function
     "torch.manual_seed(0); net = Reversing(3, 3)",
 )
 
+WRITING = (  # a function of the script that raises after it has written to its input
+    "class Writing(torch.autograd.Function):\n"
+    "    @staticmethod\n"
+    "    def forward(ctx, x):\n"
+    "        x.mul_(2)\n"
+    "        raise ValueError"
+)
+
 LAYOUTS = {
     "recorded contiguous": on(
         "(6, 4, 4)",
@@ -2275,11 +2283,7 @@ HELD_ROWS = {
         "    try: print(torch.autograd.grad(loss.sum(), w))",
         "    except RuntimeError as error: print(str(error)[:60])",
         header=(
-            "class Writing(torch.autograd.Function):\n"
-            "    @staticmethod\n"
-            "    def forward(ctx, x):\n"
-            "        x.mul_(2)\n"
-            "        raise ValueError",
+            WRITING,
             "w = torch.arange(1., 4.).requires_grad_()",
         ),
     ),
@@ -2339,13 +2343,7 @@ HELD_ROWS = {
         "v = x.view(6, 2, 2).transpose(1, 2); print(v[0].stride(), v[1:3].stride())",
         "try: Writing.apply(x)",
         "except ValueError: print(x)",
-        header=(
-            "class Writing(torch.autograd.Function):\n"
-            "    @staticmethod\n"
-            "    def forward(ctx, x):\n"
-            "        x.mul_(2)\n"
-            "        raise ValueError",
-        ),
+        header=(WRITING,),
     ),
     "a transform after a write to what a module has written to": on(
         "(6, 3)",

@@ -18,7 +18,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP, SCRIPTED, before_calls, parameters_in, tree_map_only, version_of
 from duoka.system.user_code import after_import, user_line
 from duoka.view.dispatch.own_rows import compute_opaque
-from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.whole import compute_whole
 
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "functionalize")
@@ -70,7 +70,7 @@ def install(session: Session) -> None:
     @patches.around(torch.autograd, "gradcheck", "gradgradcheck")  # which call operators of their own on the results
     def check(original: Callable[..., Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def whole(*inputs: Any) -> Any:
-            return tree_map_only(BatchTensor, lambda batch: batch.full_tensor(), func(*inputs))
+            return gather_all(func(*inputs))
 
         args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))
         with session.calls.computed_whole():

@@ -100,9 +100,7 @@ class _Pass:
         self._sent: list[_SentBucket] = []
         self._unplanned: set[int] = set()  # reached but not planned, or again after being sent
         self.ready: dict[int, int] = {}  # parameter whose gradient is computed -> position in order
-        self.sharded: WeakIdKeyDictionary = (
-            WeakIdKeyDictionary()
-        )  # the sharded ones that were reached -> their places
+        self.sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # sharded ones that were reached -> their places
         self.places = count()
         self.sparse: set[int] = set()  # those whose gradient is sparse
         # In which gradients are summed; autograd computes them in those of the forward pass.

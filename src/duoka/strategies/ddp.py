@@ -89,6 +89,6 @@ class Ddp(Bucketed):
         if targets:
             with torch.no_grad():
                 copy_all_(targets, sources)
-        with unnumbered(), torch.enable_grad():
-            for parameter in recorded:  # `View.replicate` is to see that the graph is of own rows
+        for parameter in recorded:  # `View.replicate` is to see that the graph is of own rows
+            with unnumbered(), torch.enable_grad():
                 parameter.grad = StraightThrough.apply(parameter.grad, parameter.grad)

@@ -314,6 +314,7 @@ class Fsdp(Ddp):
     ) -> None:
         super().__init__(ranks, rng_digest=rng_digest, compression=compression)
         self._settings, self._every, self._machines = settings, every, machines
+        self._reads_in_pass = False  # whether the script has hooks
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         offloads = self._settings.cpu_offload
@@ -356,11 +357,14 @@ class Fsdp(Ddp):
     def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:
         if machines and self._hybrid is None:
             self._hybrid = self._make(machines)
+            if self._reads_in_pass:
+                self._hybrid.note_order()
         sharding = self._hybrid if machines and self._hybrid is not None else self._sharding
         self._view.add_sharded(sharding.view)
         sharding.shard(module)
 
     def read_in_pass(self) -> None:
+        self._reads_in_pass = True
         for sharding in (self._sharding, self._hybrid):
             if sharding is not None:
                 sharding.note_order()

@@ -349,7 +349,8 @@ def _may_write_uncounted(name: str, argument: Tensor, args: Args, kwargs: Kwargs
         return argument.dim() == 1  # running statistics
     if name in ("apply_", "map_", "map2_"):
         return argument is args[0]
-    return any(argument is leaf for leaf in tree_leaves(kwargs.get("out")))  # `torch.kron` counts no write
+    out = kwargs.get("out")  # `torch.kron` counts no write to it
+    return out is not None and any(argument is leaf for leaf in tree_leaves(out))
 
 
 _RETURN_NUMBERS = (
