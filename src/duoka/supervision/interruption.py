@@ -18,6 +18,8 @@ from types import FrameType
 from duoka.supervision.status_board import StatusBoard
 
 TO_AGREE = 2.0  # seconds
+# Waits are counted in short sleeps, so that seconds in which the machine runs no process count as one of them.
+PAUSE = 1e-3  # seconds
 
 
 class Interruption:
@@ -43,17 +45,18 @@ class Interruption:
         if self._board.is_interrupted and not self._was_signalled:
             self._was_signalled = True
             if not self._has_raised:
-                timer = threading.Timer(TO_AGREE, self._raise_late)
-                timer.daemon = True
-                timer.start()
-        elif not (is_late and self._has_raised):  # while the timer ended, the script did, or all ranks raised
+                threading.Thread(target=self._raise_late, daemon=True).start()
+        elif not (is_late and self._has_raised):  # while the thread ended, the script did, or all ranks raised
             self._has_raised = self._board.is_interrupted
             raise KeyboardInterrupt
 
     def _raise_late(self) -> None:
-        if not self._has_raised:
-            self._is_late = True
-            signal.pthread_kill(self._main, signal.SIGINT)
+        for _ in range(round(TO_AGREE / PAUSE)):
+            time.sleep(PAUSE)
+            if self._has_raised:
+                return
+        self._is_late = True
+        signal.pthread_kill(self._main, signal.SIGINT)
 
     def check(self, number: int) -> None:
         """Stop before collective `number` if there was a Ctrl-C, until another rank begins it.
@@ -65,12 +68,13 @@ class Interruption:
             return
         if signal.getsignal(signal.SIGINT) != self.handle:  # the script's own is called
             return
-        deadline = time.monotonic() + 2 * TO_AGREE
+        pauses = round(2 * TO_AGREE / PAUSE)
         while not self._board.stop_before(self._rank, number):
             # One that has raised may have begun it, too, but all had stopped then.
-            if self._board.has_begun(number) or time.monotonic() > deadline:
+            if self._board.has_begun(number) or pauses == 0:
                 self._board.stop_before(self._rank, 0)
                 return
-            time.sleep(1e-3)
+            pauses -= 1
+            time.sleep(PAUSE)
         self._has_raised = True
         raise KeyboardInterrupt
