@@ -2351,4 +2351,15 @@ HELD_ROWS = {
         "print(torch.vmap(torch.func.grad(lambda a: (a.detach() * a).sum()))(h), out)",
         header=REVERSING,
     ),
+    "products that copy what they save, before a write to it": on(
+        "(3, 4, 4)",
+        "h = linear(x.mT) + linear(x.mT.unsqueeze(2).expand(-1, -1, 2, -1)).sum(2)",
+        "h = h + torch.einsum('bij,ik->bjk', x, linear.weight) + x.mT @ linear.weight + attention(x, x, x)[0]",
+        "h = h + torch.tensordot(x, linear.weight, dims=([1], [0]))",
+        "x *= 2; h.square().sum().backward(); print(linear.weight.grad, attention.in_proj_weight.grad)",
+        header=(
+            "torch.manual_seed(0); linear = nn.Linear(4, 4)",
+            "attention = nn.MultiheadAttention(4, 2, batch_first=True)",
+        ),
+    ),
 }

@@ -33,7 +33,7 @@ from duoka.view.rules.lookup import NotByRows
 from duoka.view.rules.pointwise import CONVERSIONS
 from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.local import Outdated
-from duoka.view.shares.strides import is_dense
+from duoka.view.shares.strides import contiguous_strides, is_dense
 from duoka.view.tensor.batch import (
     Args,
     BatchTensor,
@@ -50,7 +50,7 @@ from duoka.view.tensor.batch import (
     whole_batch_error,
     whole_like,
 )
-from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of
+from duoka.view.tensor.outcome import RAISES, BackwardName, Outcome, conform, outcome_of, saves_copies_of
 from duoka.view.transforms import operators_are_observed
 from duoka.view.view import ParameterView
 from duoka.view.whole import compute_whole, index_cached, take_row
@@ -440,12 +440,33 @@ def _conforming(rule: Rule, call: DescribedCall, recorder: Any) -> Any:
     if recorder is not None:
         recorder.start()
     try:
-        out = rule(func, args, kwargs)
+        out = rule(func, *_with_copies(call))
     except NotByRows:
         return NotImplemented
     if type(out) is Tensor and (out.requires_grad or (recorder is not None and out.is_floating_point())):
         out = _with_backward_name(out, call, recorder)
     return conform(out, batches_in((args, kwargs)), outcome, views)
+
+
+def _with_copies(call: DescribedCall) -> tuple[Args, Kwargs]:
+    """Copy the rows that autograd would save themselves on a rank with a single row, where one device saves copies.
+
+    After a later write to them the backward pass would raise an error on this rank alone.
+    """
+    args, kwargs, view = call.args, call.kwargs, call.view
+    if not call.traits.computes or call.may_write() or view.of_parameters:
+        return args, kwargs
+    if all(batch._spec.determines_strides for batch in call.batches):
+        return args, kwargs
+    copies = {id(batch) for batch in saves_copies_of(call.func, args, kwargs)}
+
+    def copied(batch: BatchTensor) -> BatchTensor:
+        if id(batch) not in copies:
+            return batch
+        rows = batch._local.clone(memory_format=torch.contiguous_format)
+        return BatchTensor(rows, batch._spec, contiguous_strides(batch.shape))
+
+    return tree_map_only(BatchTensor, copied, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def _with_backward_name(out: Tensor, call: DescribedCall, recorder: Any) -> Tensor:

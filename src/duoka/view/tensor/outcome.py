@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
@@ -136,6 +137,35 @@ def _whole_like(leaf: Tensor, device: str = "meta", contiguous: bool = False) ->
     if device != "meta":
         overwrite(like, leaf)
     return like
+
+
+def saves_copies_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> list[BatchTensor]:
+    """Return the batches among the arguments that autograd does not save on one device, or of which it saves copies.
+
+    `linear` and `matmul` reshape `x.transpose(1, 2)`, for which one device copies. Return none if that is not known.
+    """
+    wholes: dict[int, tuple[Tensor, Tensor]] = {}  # argument and whole tensor, by the identity of the argument
+    saved = set()
+
+    def whole(leaf: Tensor) -> Tensor:
+        if id(leaf) not in wholes:
+            full = _whole_like(leaf)
+            wholes[id(leaf)] = leaf, full.requires_grad_(full.is_floating_point() or full.is_complex())
+        return wholes[id(leaf)][1]
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.add(memory_of(tensor))
+        return tensor
+
+    try:
+        with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad(), without_modes():
+            args, kwargs = tree_map_only(Tensor, whole, (args, kwargs))
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                func(*args, **kwargs)
+    except Exception:  # no kernel for the device "meta", or an error that the call raises, too
+        return []
+    batches = ((leaf, full) for leaf, full in wholes.values() if isinstance(leaf, BatchTensor))
+    return [batch for batch, full in batches if memory_of(full) not in saved]
 
 
 def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outcome], views: bool) -> Any:
