@@ -68,6 +68,13 @@ LAYOUTS = {
     ),
     "view of a transposed batch": on("(6, 4, 4)", "print(x.transpose(1, 2).view(6, 16).shape)"),
     "row of an expanded batch": on("(6, 4, 4)", "x.unsqueeze(1).expand(6, 2, 4, 4)[0].zero_()", "print(x.tolist())"),
+    "strides of a dimension of size 1": on(
+        "(6, 1, 3)",
+        "y = x[:, ::2]",
+        "for _ in range(3): print((y + 1).stride(), y.double().stride(), y.clone().stride(), x[None].cos().stride())",
+        "columns, pairs = x[:, 0, :1].H, x[..., :1].expand(6, 1, 2)",
+        "print(columns.as_subclass(torch.Tensor).stride(), pairs.as_subclass(torch.Tensor).stride())",
+    ),
     "strides of columns": on("(6, 4, 4)", "print(x[:, ::2].stride())"),
     "layout after flip": on("(6, 4, 4)", "y = x.transpose(1, 2).flip(1)", "print(y.stride(), y.is_contiguous())"),
     "layout after sort": on(

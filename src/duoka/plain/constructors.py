@@ -63,7 +63,7 @@ def install(session: Session) -> None:
         """
         if not isinstance(tensor, BatchTensor):
             return original(tensor, cls)
-        return tensor.view_as(tensor) if cls is Tensor else compute_whole(original, (tensor, cls), {})
+        return tensor[...] if cls is Tensor else compute_whole(original, (tensor, cls), {})
 
     def whole_modules(function: type) -> AbstractContextManager[None]:
         """Split no inputs of modules that a Function calls, unless the Function is torch's or duoka's own."""

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
 from duoka.view.generators import random_states, set_random_states
-from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite
+from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite, same_layout
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
 from duoka.view.tensor.spec import Spec, zeros
 from duoka.view.transforms import without_modes
@@ -178,7 +178,7 @@ def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outc
     if isinstance(out, BatchTensor):
         if any(out is batch for batch in inputs):
             return out
-        if not views and out._spec.determines_strides and not _shares_memory(out._rows, inputs):
+        if not views and _tell_strides(out) and not _shares_memory(out._rows, inputs):
             return out
         results = outcome().results
         if results == ():  # zeros have no gradient: the rule of `x.grad` tells its strides
@@ -188,9 +188,7 @@ def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outc
         return out
     leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in leaves if isinstance(leaf, BatchTensor)]
-    if not views and not any(
-        not leaf._spec.determines_strides or _shares_memory(leaf._rows, inputs) for leaf in made
-    ):
+    if not views and not any(not _tell_strides(leaf) or _shares_memory(leaf._rows, inputs) for leaf in made):
         return out
     results = outcome().results
     if results is None or len(results) != len(leaves):
@@ -201,6 +199,18 @@ def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outc
         if isinstance(leaf, BatchTensor)
     }
     return tree_map_only(BatchTensor, lambda leaf: new[id(leaf)], out)
+
+
+def _tell_strides(batch: BatchTensor) -> bool:
+    """Return True if the rows tell the strides of the batch.
+
+    They do not tell whether a dimension of size 1 has a stride that leads past all samples, or past some of them.
+    """
+    spec, strides = batch._spec, batch._rows.stride()
+    past = strides[spec.dim] * spec.inner * spec.partition.rows
+    return spec.determines_strides and not any(
+        size == 1 and stride >= past > 0 for size, stride in zip(batch.shape, strides, strict=True)
+    )
 
 
 def _shares_memory(rows: Tensor, batches: list[BatchTensor]) -> bool:
@@ -221,9 +231,10 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
     argument = None if result.argument is None else batches[result.argument]
     if argument is None or argument._rows.device != rows.device:  # a move to another device copies
         shared = _shares_memory(rows, batches)
-        if spec.determines_strides and not (shared or result.is_view):
-            return out
         strides = _channels_last(rows, spec, result)
+        if spec.determines_strides and not (shared or result.is_view):
+            known = same_layout(out.shape, strides, out._meta.strides)  # kernels for "meta" may choose another
+            return BatchTensor(rows, spec, strides) if known and spec.local_strides(strides) == rows.stride() else out
         local = spec.local_strides(strides)
         rows = _copied(rows, local) if shared else _laid_out(rows, spec, local)
         return BatchTensor(rows[...] if result.is_view else rows, spec, strides)
