@@ -1906,6 +1906,30 @@ SHARDED = {
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
         ),
     ),
+    "gradients that are parts of one buffer": on(
+        "(6, 3)",
+        "flat.zero_(); net(x / 9).square().mean().backward(); print(flat.norm(), net[0].weight.grad)",
+        "flat *= min(1, 0.1 / flat.norm().item()); optimizer.step(); print(flat, net[2].weight)",
+        "for p, part in zip(net.parameters(), parts): p.grad = part",
+        "optimizer.zero_grad(set_to_none=False); net(x / 9).sum().backward(); print(flat)",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)",
+            "sizes = [p.numel() for p in net.parameters()]; flat = torch.zeros(sum(sizes))",
+            "parts = [part.view_as(p) for p, part in zip(net.parameters(), flat.split(sizes))]",
+            "for p, part in zip(net.parameters(), parts): p.grad = part",
+        ),
+    ),
+    "parameters that become parts of one vector": on(
+        "(6, 3)",
+        "net(x / 9); flat = nn.utils.parameters_to_vector(net.parameters()).detach() * 0.9",
+        "nn.utils.vector_to_parameters(flat, net.parameters()); flat += 0.01; print(net[0].weight, net(x / 9))",
+        "net.zero_grad(); net(x / 9).square().mean().backward(); optimizer.step(); print(flat, net[2].bias)",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
 }
 
 HELD_ROWS = {

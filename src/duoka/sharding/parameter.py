@@ -39,7 +39,7 @@ from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.dispatch import asked_device
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, batches_in, may_write
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, batches_in, may_write, set_rows
 from duoka.view.tensor.spec import Spec
 from duoka.view.transforms import records_gradients, without_modes
 
@@ -146,22 +146,26 @@ class Sharded(BatchTensor):
                 f"{user_line()} sets the data of a sharded parameter to a tensor of shape {tuple(value.shape)}, "
                 "which is too small to be sharded; do it before the first call of the model"
             )
-        spec, strides = Spec(view, view.partition(value.shape[dim]), dim), None
-        if isinstance(value, BatchTensor) and replace(value._spec, view=view) == spec:
-            rows, strides = value._local.detach(), value._meta.strides  # which those of a single row may not tell
-        else:
-            values = (value.full_tensor() if isinstance(value, BatchTensor) else value).detach()
-            rows = view.replicate(spec.partition.local_rows(values, dim)).clone(memory_format=torch.contiguous_format)
+        spec = Spec(view, view.partition(value.shape[dim]), dim)
         if value.shape != self.shape:
             self._rows.grad = None
-        if TYPES_AGREE(self._rows, rows):
-            view.aliased.part_from(self._rows)
-            self._rows.data = rows
-        else:  # one is on the meta device, or on a vendor's that torch gets from an extension
-            self._rows = rows.requires_grad_(self._rows.requires_grad)
+        if isinstance(value, BatchTensor) and replace(value._spec, view=view) == spec:
+            self._set_rows(value._local.detach())
+            strides = value._meta.strides  # which those of a single row may not tell
+        else:
+            strides = set_rows(self._set_rows, value.full_tensor() if isinstance(value, BatchTensor) else value, spec)
         leaf = BatchTensor(self._rows, spec, strides)
         _replace_contents(self, leaf)
         self._block.replace(self._index, leaf)
+
+    def _set_rows(self, rows: Tensor) -> Tensor:
+        """Set the data of this rank's rows, and return these."""
+        if TYPES_AGREE(self._rows, rows):
+            self._spec.view.aliased.part_from(self._rows)
+            self._rows.data = rows
+        else:  # one is on the meta device, or on a vendor's that torch gets from an extension
+            self._rows = rows.requires_grad_(self._rows.requires_grad)
+        return self._rows
 
 
 _data: Any = Tensor.data
@@ -301,12 +305,11 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     blocks.compute_on(rows.device)
     rows = rows if rows.is_meta else view.replicate(rows)
     leaf = BatchTensor(rows.requires_grad_(parameter.requires_grad), spec)
-    if parameter.grad is not None:
-        grad = spec.partition.local_rows(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
-        rows.grad = grad.to(rows.device)
-        parameter.grad = None
+    grad, parameter.grad = parameter.grad, None
     _replace_contents(parameter, leaf)
     Block(blocks, [parameter])
+    if grad is not None:
+        parameter.grad = grad  # its rows, which share the memory of what the script may hold
 
 
 def _replace_contents(parameter: Tensor, leaf: BatchTensor) -> None:

@@ -345,19 +345,17 @@ for _kind in (BatchTensor, MultiShareBatch):
 
 
 def set_rows(set_on: Callable[[Tensor], Tensor], full: Tensor, spec: Spec) -> Strides:
-    """Set data or a gradient to a rank's rows of a plain tensor, which share its memory (of parameters do not).
+    """Set data or a gradient to a rank's rows of a plain tensor, which share its memory.
 
     set_on: is given the rows, and returns the tensor that has them now. Returns the strides of the batch.
     """
     aliased, strides = spec.view.aliased, spec.strides_of(full)
-    known = None if spec.view.of_parameters else aliased.rows_of(full, spec)
-    if known is not None:
+    if (known := aliased.rows_of(full, spec)) is not None:
         set_on(known)
         return strides
     rows = set_on(laid_out(spec.local_rows(full.detach()).clone(), spec.local_strides(strides)))
-    if not spec.view.of_parameters:
-        holders = int(full.untyped_storage().resizable())  # else something else holds the memory, such as an array
-        aliased.add(rows, spec, strides, CopyMemory(full.detach(), [(spec, rows)], holders))
+    holders = int(full.untyped_storage().resizable())  # else something else holds the memory, such as an array
+    aliased.add(rows, spec, strides, CopyMemory(full.detach(), [(spec, rows)], holders))
     return strides
 
 
