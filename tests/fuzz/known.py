@@ -68,6 +68,7 @@ LAYOUTS = {
     ),
     "view of a transposed batch": on("(6, 4, 4)", "print(x.transpose(1, 2).view(6, 16).shape)"),
     "row of an expanded batch": on("(6, 4, 4)", "x.unsqueeze(1).expand(6, 2, 4, 4)[0].zero_()", "print(x.tolist())"),
+    "stack of a number and a batch": on("(6, 4)", "print(torch.stack([x.sum(), x]))"),
     "strides of a dimension of size 1": on(
         "(6, 1, 3)",
         "y = x[:, ::2]",

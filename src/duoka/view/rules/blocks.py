@@ -54,7 +54,8 @@ def join_results(func: Function, args: Args, kwargs: Kwargs) -> Any:
         tensors = _without_nothing(tensors)
     spec, _ = align(tensors)
     (dim,) = from_left([dim], tensors[0].dim() + stacking)
-    if any(tensor.dim() != tensors[0].dim() or tensor.shape[spec.dim] != spec.size for tensor in tensors):
+    ndims = {tensor.dim() for tensor in tensors}
+    if len(ndims) > 1 or any(tensor.shape[spec.dim] != spec.size for tensor in tensors):
         return NotImplemented
     rows = [tensor._local if isinstance(tensor, BatchTensor) else spec.local_rows(tensor) for tensor in tensors]
     if not stacking and dim == spec.dim:
