@@ -1912,7 +1912,8 @@ SHARDED = {
         "flat.zero_(); net(x / 9).square().mean().backward(); print(flat.norm(), net[0].weight.grad)",
         "flat *= min(1, 0.1 / flat.norm().item()); optimizer.step(); print(flat, net[2].weight)",
         "for p, part in zip(net.parameters(), parts): p.grad = part",
-        "optimizer.zero_grad(set_to_none=False); net(x / 9).sum().backward(); print(flat)",
+        "optimizer.zero_grad(set_to_none=False); grad = net[2].weight.grad; net(x / 9).sum().backward()",
+        "print(flat, grad is net[2].weight.grad)",
         header=(
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)",

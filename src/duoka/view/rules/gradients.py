@@ -93,7 +93,7 @@ def _keep_gradient(batch: BatchTensor, gradient: BatchTensor, is_leaf: bool) -> 
     """Keep the batch that `x.grad` returns while the rows have the same gradient; rows that are no leaf have none."""
     if not is_leaf:
         batch._gradient = None, gradient
-    elif not batch._spec.view.of_parameters:  # which scripts copy and pickle
+    else:
         batch._gradient = gradient._shares[0]._rows, gradient
 
 
