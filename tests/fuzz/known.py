@@ -68,7 +68,40 @@ LAYOUTS = {
     ),
     "view of a transposed batch": on("(6, 4, 4)", "print(x.transpose(1, 2).view(6, 16).shape)"),
     "row of an expanded batch": on("(6, 4, 4)", "x.unsqueeze(1).expand(6, 2, 4, 4)[0].zero_()", "print(x.tolist())"),
+    "what a Function keeps of its input": on(
+        "(6, 3)",
+        "out = Keeping.apply(x, b)",
+        "x.mul_(2); x[0] = 1",
+        "out.sum().backward()",
+        "print(b.grad)",
+        header=(
+            "class Keeping(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x, b):\n"
+            "        ctx.x = x.detach()\n"
+            "        return x * b\n"
+            "    @staticmethod\n"
+            "    def backward(ctx, gradient):\n"
+            "        return None, (gradient * ctx.x).sum(0)",
+            "b = nn.Parameter(torch.ones(3))",
+        ),
+    ),
+    "a batch as a Tensor": on(
+        "(6, 4)",
+        "y = torch.Tensor(x)",
+        "y += 1; y[0] = 5",
+        "print(y.tolist(), y is x, y._is_view(), x.data_ptr() == y.data_ptr(), torch.Tensor(x.T).stride())",
+        "torch.FloatTensor(x).mul_(2)",
+        "x = x.clone().requires_grad_()",
+        "torch.Tensor(x * 2).sin().sum().backward()",
+        "print(x.grad)",
+    ),
     "stack of a number and a batch": on("(6, 4)", "print(torch.stack([x.sum(), x]))"),
+    "strides of a dimension of size 1 in uneven shares": on(
+        "(5, 1, 3)",
+        "y = x[:, ::2]",
+        "print(torch.zeros_like(y).stride(), (y + 1).stride(), y.flip(0).stride(), y.sin().stride())",
+    ),
     "strides of a dimension of size 1": on(
         "(6, 1, 3)",
         "y = x[:, ::2]",

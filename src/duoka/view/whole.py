@@ -18,6 +18,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from duoka.errors import Refused
 from duoka.private.torch import base_of, memory_of, negative_of, set_version, tree_leaves, tree_map_only, uncounted
@@ -105,9 +106,11 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
             for copy in copies.values()
             if bypasses_version or not copy.is_unwritten() or _may_write_uncounted(name, copy.argument, args, kwargs)
         ]
+        kept = _kept_by_functions(out)
         for copy in copies.values():
             if copy not in written and out is not copy.argument:
                 copy.note_views(out)
+                copy.note_views(kept)
         for copy in written:
             copy.refuse_another_form(name)
         for copy in written:
@@ -117,6 +120,12 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         if any(id(leaf) in returned for leaf in tree_leaves(out)):
             out = tree_map_only(Tensor, lambda leaf: returned.get(id(leaf), leaf), out)
         return out
+
+
+def _kept_by_functions(out: Any) -> list[dict[str, Any]]:
+    """Return what Functions of the script, of which these are results, keep beside saved tensors: `ctx.x = x`."""
+    nodes: list[Any] = [leaf.grad_fn for leaf in tree_leaves(out) if type(leaf) is Tensor]
+    return [vars(node) for node in nodes if isinstance(node, BackwardCFunction)]
 
 
 def gather_sharing(tree: Any, but: Callable[[BatchTensor], bool] = lambda batch: False) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.overrides import enable_reentrant_dispatch
 
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, set_version, tree_leaves, tree_map_only
@@ -243,7 +244,8 @@ class BatchTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse operators that bypassed `__torch_function__`."""
         if func is torch.ops.aten.alias.default:  # `torch.Tensor(x)`
-            return args[0].full_tensor().detach().clone()
+            with enable_reentrant_dispatch():
+                return args[0][...]
         error = Refused(
             f"{func} was called on a batch without a torch function ({user_line()}): duoka cannot split it"
         )

@@ -66,7 +66,7 @@ def outcome_of(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Outcome:
     zeros: those for "meta" lay some results out otherwise (`x // 2` of a transposed x).
     """
     outcome = _outcome_on("meta", func, args, kwargs)
-    asked = [batch for batch in batches_in((args, kwargs)) if not batch._spec.determines_strides]
+    asked = [batch for batch in batches_in((args, kwargs)) if not _tell_strides(batch)]
     devices = {batch.device for batch in asked}
     if len(devices) == 1:
         states = random_states() if BatchTensor.traits_of(func).draws else None
