@@ -334,6 +334,12 @@ LAYOUTS = {
     "memory shared by DLPack": on(
         "(6, 4)", "y = torch.from_dlpack(x)", "x.t().mul_(2)", "y.add_(1)", "print(x.tolist(), y.tolist())"
     ),
+    "memory shared by a capsule": on(
+        "(6, 4)",
+        "y = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))",
+        "x.mul_(2); y[0] = 7",
+        "print(x.tolist(), y.tolist())",
+    ),
     "data of another layout": on(
         "(6, 3, 4)",
         "y = x.chunk(2, 1)[0]",

@@ -89,7 +89,7 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
         with torch.no_grad() if name in _RETURN_NUMBERS else nullcontext():
             copies = _gathered(batches, keep, {id(batch) for batch in targets})
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].argument, (args, kwargs))
-        if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
+        if name in ("__dlpack__", "_to_dlpack"):  # which refers to the tensor itself, not to its memory
             args = (args[0][...], *args[1:])
         try:
             out = func(*args, **kwargs)
