@@ -2447,4 +2447,18 @@ HELD_ROWS = {
             "attention = nn.MultiheadAttention(4, 2, batch_first=True)",
         ),
     ),
+    "parts of the data of a gradient, before another pass adds to it": on(
+        "(6, 3)",
+        "x.requires_grad_(); (net(x).square().sum() + x.square().sum()).backward()",
+        "parts = [(g := of.grad.data)[1] for of in (x, net.weight)] + [x.grad.data.flatten()[::2]]",
+        "array = x.grad.data.numpy(); array *= 2; held = net.weight.grad.data; held.numpy()[...] += 1",
+        "(net(x).sin().sum() + x.sin().sum()).backward(); print(parts, array.tolist(), x.grad, held)",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 4)",),
+    ),
+    "the same tensor as data, twice": on(
+        "(6, 3)",
+        "x.data = kept; x += 1; x.data = kept; kept[0] = 5; print(x, kept); net(x).sum().backward()",
+        "for _ in range(2): net.weight.grad.data = grad; grad.mul_(2); print(net.weight.grad, grad)",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 4); kept, grad = torch.ones(6, 3), torch.ones(4, 3)",),
+    ),
 }

@@ -189,11 +189,11 @@ class Blocks:
         before, self.defers = self.defers, True
         self.view.aliased.write_back()
         try:
-            with self.view.aliased.updated([], None):  # the script may hold rows of a gradient
-                yield
-                if not before:
-                    self.add_unsynced(self.no_sync)
-                    self.add_deferred()
+            yield
+            if not before:
+                self.add_unsynced(self.no_sync)
+                self.add_deferred()
+            self.view.aliased.gather_stale()  # the script may hold rows of a gradient
         except Exception:
             self.failures += 1
             raise

@@ -134,8 +134,10 @@ class Sharded(BatchTensor):
         """Return the whole parameter, to compute with."""
         return self._block.operands([(self._index, None)])[0]
 
-    def _set_data(self, value: Tensor) -> None:
+    def _set_data(self, value: Any) -> None:
         """Set `p.data = value`."""
+        if not isinstance(value, Tensor):
+            torch.empty(0).data = value  # raises torch's error
         view = self._spec.view
         shown = value._shown_device if isinstance(value, BatchTensor) else value.device
         if shown is not None:

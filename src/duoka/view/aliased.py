@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from duoka.errors import Refused
 from duoka.private.torch import base_of, memory_of, negative_of, set_version, uncounted, version_of
@@ -32,6 +33,7 @@ from duoka.view.copy_memory import CopyMemory, Parts
 from duoka.view.memory import (
     as_in_memory,
     equal_bits,
+    gradient_version,
     holders,
     is_of_leaf,
     offset_in_batch,
@@ -57,6 +59,7 @@ class AliasedCopy:
     copied: CopyMemory
     written_back: Callable[[], None] | None = None  # called after rows were updated from the copy
     versions: tuple[int, int] = (0, 0)  # of rows and copy when they were last equal
+    added: int | None = None  # the gradient's version then, if the rows are of its memory
     memory: int = 0  # of the rows
     active: bool = True  # False if this rank has seen that its script no longer holds the copy
     saved: bool = False  # by autograd on some rank; on others it may have no values
@@ -73,9 +76,14 @@ class AliasedCopy:
 
     def mark_equal(self) -> None:
         """Note that rows and copy are equal now."""
-        self.versions = self.rows_version(), version(self.full)
+        self.versions, self.added = (self.rows_version(), version(self.full)), gradient_version(self.rows)
         self.copied.mark_equal()
         self.spec.view.saved.note_equal(self.rows, self.full)
+
+    def rows_are_newer(self) -> bool:
+        """Return True if the rows were written since they were equal to the copy, also as a gradient by a pass."""
+        added = gradient_version(self.rows)
+        return self.rows_version() != self.versions[0] or (added is not None and added != self.added)
 
     def rows_version(self) -> int:
         """Return the number of writes to the rows."""
@@ -119,7 +127,7 @@ class AliasedCopy:
         """
         if version(self.full) != self.versions[1]:
             return True
-        if self.rows_version() != self.versions[0]:
+        if self.rows_are_newer():
             return False
         replaced = self.spec.view.aliased.has_replaced_data
         if not (replaced or read is None or same_memory(self.rows, read)) and self.copied.is_held():
@@ -255,6 +263,12 @@ class AliasedCopies:
         with without_modes():
             self.copies.append(AliasedCopy(as_in_memory(rows), spec, strides, copied, written_back))
         self.numbers[memory_of(rows)] += 1
+
+    def mark_gradient(self, rows: Tensor) -> None:
+        """Note that the script gets the memory of a gradient. `x.grad.data` does not count what passes add to it."""
+        rows.untyped_storage().duoka_gradient = TensorWeakRef(rows)  # type: ignore[attr-defined]
+        for copy in self.of_memory(rows):
+            copy.added = gradient_version(rows)
 
     def part_from(self, rows: Tensor) -> None:
         """Let copies of the memory of these rows, which get other memory, count no writes to that.
@@ -403,7 +417,7 @@ class AliasedCopies:
             copy
             for copy in self.copies
             # `x.data` has a version of its own
-            if any(same_memory(copy.rows, rows) for rows in written) or copy.rows_version() != copy.versions[0]
+            if any(same_memory(copy.rows, rows) for rows in written) or copy.rows_are_newer()
         ]
         self.forget_unheld(stale)
         for copy in stale:

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from duoka.view.tensor.spec import Spec
 
 
+def gradient_version(rows: Tensor) -> int | None:
+    """Return the number of writes to the gradient of this memory (`AliasedCopies.mark_gradient`).
+
+    None if it is no gradient's, or if that is gone.
+    """
+    known = getattr(rows.untyped_storage(), "duoka_gradient", None)
+    gradient = None if known is None else known()
+    return None if gradient is None else version_of(gradient)
+
+
 def form_of(tensor: Tensor) -> tuple[int, torch.Size, Strides]:
     """Return the place of a tensor's first element in its memory, its shape and its strides."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()

@@ -59,6 +59,8 @@ _L1_LOSS = F.l1_loss
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 _PASSES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # parameters are inputs: leaves
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
+_data: Any = Tensor.data
+_SET_DATA = _data.__set__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 
@@ -276,7 +278,8 @@ def _run_and_refresh_copies(call: DescribedCall) -> Any:
     rows = [batch._rows for batch in call.batches]
     with aliased.updated(rows, _put_back(call)):
         plain = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if type(leaf) is Tensor]
-        out = _compute_whole(call) if call.may_write() and aliased.share_memory(rows, plain) else _rule_or_whole(call)
+        beside = call.may_write() and call.func != _SET_DATA and aliased.share_memory(rows, plain)
+        out = _compute_whole(call) if beside else _rule_or_whole(call)
         count_write(call.func, call.kwargs, call.batches)
         return out
 

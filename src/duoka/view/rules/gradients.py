@@ -95,6 +95,8 @@ def _keep_gradient(batch: BatchTensor, gradient: BatchTensor, is_leaf: bool) -> 
         batch._gradient = None, gradient
     else:
         batch._gradient = gradient._shares[0]._rows, gradient
+        for share in gradient._shares:
+            share._spec.view.aliased.mark_gradient(share._rows)
 
 
 def gradient_of(metas: Sequence[Meta], parts: Sequence[Tensor], accumulated: bool = False) -> BatchTensor:
