@@ -79,8 +79,8 @@ def compute_whole(func: Callable[..., Any], args: Args, kwargs: Kwargs, name: st
 
 
 def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    if name in REFUSED:
-        raise Refused(f"{name} of a batch cannot be split over ranks ({user_line()}){REFUSED[name]}")
+    if (refused := REFUSED.get(name.removeprefix("aten::"))) is not None:
+        raise Refused(f"{name} of a batch cannot be split over ranks ({user_line()}){refused}")
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))

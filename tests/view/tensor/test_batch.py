@@ -199,6 +199,8 @@ def test_a_shape_changed_in_place_is_changed_or_an_error(
     "write",
     [
         lambda x: x.set_(torch.ones(5, 4)),
+        lambda x: torch.ops.aten.set_(x, torch.ones(5, 4)),
+        lambda x: torch.ops.aten.as_strided(x[:, 1:], [5, 4], [4, 1], 0),
         lambda x: x.resize_(2, 2),
         lambda x: torch.add(torch.ones(2, 2), 1, out=x),
         lambda x: setattr(x, "data", torch.ones(5, 5)),
@@ -206,7 +208,17 @@ def test_a_shape_changed_in_place_is_changed_or_an_error(
         lambda x: x.is_set_to(x),
         lambda x: setattr(x, "_backward_hooks", None),
     ],
-    ids=["set_", "resize_", "out of another shape", "data", "share_memory_", "is_set_to", "an attribute"],
+    ids=[
+        "set_",
+        "set_operator",
+        "as_strided",
+        "resize_",
+        "out",
+        "data",
+        "share_memory_",
+        "is_set_to",
+        "an_attribute",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_what_cannot_be_written_is_refused(write: Callable[[Tensor], Any]) -> None:

@@ -267,7 +267,8 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
     **dict.fromkeys(functions("tril_ triu_", (Tensor,)), apart(last(2))),
     **dict.fromkeys(
-        functions("as_strided as_strided_copy as_strided_scatter", (Tensor, torch)), of_a_batch(as_strided)
+        functions("as_strided as_strided_copy as_strided_scatter", (Tensor, torch, torch.ops.aten)),
+        of_a_batch(as_strided),
     ),
     **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), apart(_padded)),
     **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch)), apart(_diagonals((0, 1)))),
