@@ -22,6 +22,7 @@ from tests.fuzz.modules import Modules
 from tests.fuzz.optimizing import Optimizing
 from tests.fuzz.program import DEVICE, Program
 from tests.fuzz.ranks import Ranks
+from tests.fuzz.setting import Setting
 from tests.fuzz.views import Views
 
 SHARDED = ("ddp", "exact", "fsdp", "offload")
@@ -32,6 +33,7 @@ FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
     "modules": (programs(lambda draws: Modules(draws).program()), SHARDED),
     "loading": (programs(lambda draws: Loading(draws).program()), SHARDED),
     "optimizing": (programs(lambda draws: Optimizing(draws).program()), SHARDED),
+    "setting": (programs(lambda draws: Setting(draws).program()), SHARDED),
     "crossing": (programs(crossed), SHARDED),
 }
 

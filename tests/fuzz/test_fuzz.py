@@ -12,7 +12,15 @@ from duoka.view.tensor.batch import BatchTensor
 from tests.fuzz.known import on
 from tests.fuzz.search import FAMILIES, Search
 
-PROGRAMS = {"views": 45, "gradients": 30, "modules": 15, "loading": 15, "optimizing": 15, "crossing": 40}
+PROGRAMS = {
+    "views": 45,
+    "gradients": 30,
+    "modules": 15,
+    "loading": 15,
+    "optimizing": 15,
+    "setting": 15,
+    "crossing": 40,
+}
 MANY = 2000
 
 
