@@ -1974,6 +1974,17 @@ SHARDED = {
             "for p, part in zip(net.parameters(), parts): p.grad = part",
         ),
     ),
+    "a state dict of an optimizer that is loaded several times": on(
+        "(6, 3)",
+        "net(x / 9).sin().sum().backward()",
+        "if step == 0: state = copy.deepcopy(optimizer.state_dict())",
+        "for _ in range(3): optimizer.load_state_dict(state); optimizer.step(); print(net.weight)",
+        "if step == 2: state['state'][0]['sum'].zero_()",
+        header=(
+            "import copy; torch.manual_seed(0); net = nn.Linear(3, 4)",
+            "optimizer = torch.optim.Adagrad(net.parameters(), lr=0.1)",
+        ),
+    ),
     "parameters that become parts of one vector": on(
         "(6, 3)",
         "net(x / 9); flat = nn.utils.parameters_to_vector(net.parameters()).detach() * 0.9",

@@ -26,7 +26,7 @@ from duoka.collectives.process import PartCollectives, ProcessCollectives
 from duoka.errors import Refused
 from duoka.hardware.accelerator import best, memory_of
 from duoka.planning.options import RunSettings
-from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
+from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks, version_of
 from duoka.sharding.block import Block, divide, groups
 from duoka.sharding.blocks import Blocks
 from duoka.sharding.gradient_norms import GradientNorms
@@ -209,9 +209,20 @@ def _no_vector() -> Refused:
 def _like_parameter(state: dict[str, Any], parameter: Sharded) -> dict[str, Any]:
     """Return the state of a parameter with its tensors sharded as that is."""
     return {
-        name: shard_like(value, parameter) if type(value) is Tensor and value.shape == parameter.shape else value
+        name: _shard_state(value, parameter) if type(value) is Tensor and value.shape == parameter.shape else value
         for name, value in state.items()
     }
+
+
+_shards_of_states = WeakIdKeyDictionary()  # whole tensor -> its version then, and the sharded one made of it
+
+
+def _shard_state(value: Tensor, parameter: Sharded) -> BatchTensor:
+    """Return a tensor of a state, sharded. One that is loaded again has what steps have changed, as on one device."""
+    known: tuple[int, BatchTensor] | None = _shards_of_states.get(value)
+    if known is None or known[0] != version_of(value) or known[1]._spec != parameter._spec:
+        known = _shards_of_states[value] = version_of(value), shard_like(value, parameter)
+    return known[1]
 
 
 def _group_on_host(group: Callable[..., Any], lists: list[list[Any]], *more: Any, **named: Any) -> Any:
