@@ -1627,19 +1627,6 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
-    "packed sequences of which a rank has those of one step only": on(
-        "(2, 4, 3)",
-        "net(x / 9).pow(2).sum().backward()",
-        "if step == 3: print([p.grad for p in net.parameters()])",
-        header=(
-            "pack, pad = nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence",
-            "class Layer(nn.LSTM):\n"
-            "    def forward(self, x):\n"
-            "        return pad(super().forward(pack(x, torch.tensor([4 - step, 4]), True, False))[0], True)[0]",
-            "torch.set_default_dtype(torch.float64); data = data.double()",
-            "torch.manual_seed(0); net = nn.Sequential(Layer(3, 3, batch_first=True), nn.Linear(3, 2))",
-        ),
-    ),
     "a pass over a parameter before the call that shards it, and after": on(
         "(4, 5)",
         "(net[-1].weight.t().mm(net[-1].weight).pow(2).mean() * 0.01).backward()",

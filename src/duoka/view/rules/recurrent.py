@@ -234,13 +234,11 @@ def _of_packed(func: Function, args: Args) -> Any:
     if drops and _draws_for_all_rows(data, spec):
         return _rows_of_whole(func, args, spec, sequences)
     local_states = _states(states, weights, sequences)
-    if spec.view.has_sharded:  # the backward pass of a rank with sequences of one step reads no weights: none gathers
-        weights = [weight.clone() for weight in weights]
     with ExitStack() as draws:
         if drops:
             draws.enter_context(placing(lambda shape: spec if len(shape) > 1 else None))
             draws.enter_context(SeededMode(_draw_for_entries))
-        out, *after = func(data._local, partition.own_sizes, local_states, weights, *args[4:])
+        out, *after = func(data._local, partition.own_sizes, local_states, *args[3:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
 
 
