@@ -15,7 +15,7 @@ ROOT = Path(duoka.__file__).parent
 DOCUMENTED = {"_exit", "_getframe", "_fields", "_replace", "_asdict", "_thread"}
 # torch's operators by their names: nothing is looked up in torch by these.
 OPERATORS = {"_standard_gamma", "_sample_dirichlet", "_local_scalar_dense", "_pack_padded_sequence", "_unique2"}
-OPERATORS |= {"_base", "_pad_packed_sequence"}
+OPERATORS |= {"_base", "_pad_packed_sequence", "_to_dlpack"}
 OPERATORS |= {"_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"}
 # Names in files and in wrapped models.
 IN_FILES = {"_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_modules"}
