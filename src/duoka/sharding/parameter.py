@@ -39,7 +39,7 @@ from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.dispatch import asked_device
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, batches_in, may_write, set_rows
+from duoka.view.tensor.batch import SET_DATA, Args, BatchTensor, Function, Kwargs, batches_in, may_write, set_rows
 from duoka.view.tensor.spec import Spec
 from duoka.view.transforms import records_gradients, without_modes
 
@@ -88,7 +88,7 @@ class Sharded(BatchTensor):
         cls, func: Function, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func == _SET_DATA and isinstance(args[0], Sharded):
+        if func == SET_DATA and isinstance(args[0], Sharded):
             return args[0]._set_data(args[1])
         if func is TYPES_AGREE:
             return True
@@ -170,8 +170,6 @@ class Sharded(BatchTensor):
         return self._rows
 
 
-_data: Any = Tensor.data
-_SET_DATA = _data.__set__
 _grad: Any = Tensor.grad
 _OF_GRADIENTS = (_grad.__get__, _grad.__set__)
 _INITIALISING = frozenset(value for value in vars(nn.init).values() if callable(value))

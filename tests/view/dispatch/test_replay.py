@@ -531,6 +531,28 @@ def test_batch_norm_in_training_is_a_program() -> None:
     on_ranks(2, on_rank)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.linear(x, normal(5, 4)),
+        lambda x: F.linear(x.transpose(1, 2), normal(5, 3)),
+        lambda x: F.mse_loss(x, normal(2, 3, 4)),
+    ],
+    ids=["linear", "linear_of_a_transposed_batch", "mse_loss"],
+)
+def test_products_and_losses_of_single_rows_are_programs(function: Callable[[Tensor], Tensor]) -> None:
+    def on_rank(view: View) -> None:
+        for seed in range(3):
+            x = normal(2, 3, 4, seed=seed)
+            out = function(shared(view, x))
+            torch.testing.assert_close(whole_of(out), function(x), check_device=False)
+            if seed == 0:
+                programs = len(view.programs)
+        assert 0 < programs == len(view.programs)
+
+    on_ranks(2, on_rank)
+
+
 def test_batches_are_told_apart_by_their_place() -> None:
     def on_rank(view: View) -> list[Any]:
         whole = normal(4, 4)

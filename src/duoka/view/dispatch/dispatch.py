@@ -35,6 +35,7 @@ from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.local import Outdated
 from duoka.view.shares.strides import contiguous_strides, is_dense
 from duoka.view.tensor.batch import (
+    SET_DATA,
     Args,
     BatchTensor,
     Function,
@@ -59,8 +60,6 @@ _L1_LOSS = F.l1_loss
 _TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 _PASSES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # parameters are inputs: leaves
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
-_data: Any = Tensor.data
-_SET_DATA = _data.__set__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 
@@ -278,7 +277,7 @@ def _run_and_refresh_copies(call: DescribedCall) -> Any:
     rows = [batch._rows for batch in call.batches]
     with aliased.updated(rows, _put_back(call)):
         plain = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if type(leaf) is Tensor]
-        beside = call.may_write() and call.func != _SET_DATA and aliased.share_memory(rows, plain)
+        beside = call.may_write() and call.func != SET_DATA and aliased.share_memory(rows, plain)
         out = _compute_whole(call) if beside else _rule_or_whole(call)
         count_write(call.func, call.kwargs, call.batches)
         return out
@@ -440,10 +439,11 @@ def _conforming(rule: Rule, call: DescribedCall, recorder: Any) -> Any:
     views = call.traits.views
     if views and outcome() is RAISES:
         return NotImplemented  # computed whole, it raises torch's error
+    unsaved = _unsaved(call)
     if recorder is not None:
         recorder.start()
     try:
-        out = rule(func, *_with_copies(call))
+        out = rule(func, *(_with_copies(call, unsaved) if unsaved else (args, kwargs)))
     except NotByRows:
         return NotImplemented
     if type(out) is Tensor and (out.requires_grad or (recorder is not None and out.is_floating_point())):
@@ -451,17 +451,21 @@ def _conforming(rule: Rule, call: DescribedCall, recorder: Any) -> Any:
     return conform(out, batches_in((args, kwargs)), outcome, views)
 
 
-def _with_copies(call: DescribedCall) -> tuple[Args, Kwargs]:
-    """Copy the rows that autograd would save themselves on a rank with a single row, where one device saves copies.
+def _unsaved(call: DescribedCall) -> set[int]:
+    """Return the identities of batches that autograd might save themselves on a rank with a single row only.
 
-    After a later write to them the backward pass would raise an error on this rank alone.
+    One device saves copies of them, or nothing. After a later write to such a batch, the backward pass would raise an
+    error on this rank alone.
     """
-    args, kwargs, view = call.args, call.kwargs, call.view
-    if not call.traits.computes or call.may_write() or view.of_parameters:
-        return args, kwargs
+    if not call.traits.computes or call.may_write() or call.view.of_parameters:
+        return set()
     if all(batch._spec.determines_strides for batch in call.batches):
-        return args, kwargs
-    copies = {id(batch) for batch in saves_copies_of(call.func, args, kwargs)}
+        return set()
+    return {id(batch) for batch in saves_copies_of(call.func, call.args, call.kwargs)}
+
+
+def _with_copies(call: DescribedCall, copies: set[int]) -> tuple[Args, Kwargs]:
+    """Return the arguments of a call with copies of these batches, given by identity."""
 
     def copied(batch: BatchTensor) -> BatchTensor:
         if id(batch) not in copies:
@@ -469,7 +473,7 @@ def _with_copies(call: DescribedCall) -> tuple[Args, Kwargs]:
         rows = batch._local.clone(memory_format=torch.contiguous_format)
         return BatchTensor(rows, batch._spec, contiguous_strides(batch.shape))
 
-    return tree_map_only(BatchTensor, copied, (args, kwargs))  # type: ignore[no-any-return]
+    return tree_map_only(BatchTensor, copied, (call.args, call.kwargs))  # type: ignore[no-any-return]
 
 
 def _with_backward_name(out: Tensor, call: DescribedCall, recorder: Any) -> Tensor:

@@ -471,6 +471,8 @@ _NUMBER = re.compile(r"\d+")
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _gradient: Any = Tensor.grad
 _SET_GRADIENT = _gradient.__set__
+_data: Any = Tensor.data
+SET_DATA = _data.__set__
 _WRITING = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
 
 
