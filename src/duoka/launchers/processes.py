@@ -256,7 +256,8 @@ def interrupt_loader_workers(sessions: Sequence[int]) -> None:
     leaves the batch's memory in /dev/shm for ever.
     """
     interrupted: set[int] = set()
-    for _ in range(round(TO_INTERRUPT / 0.002)):  # not a deadline: on a busy machine the workers are slow, too
+    pause = 0.01  # seconds
+    for _ in range(round(TO_INTERRUPT / pause)):  # not a deadline: on a busy machine the workers are slow, too
         left = set(session_members(sessions, LOADER_WORKER))
         if not left:
             return
@@ -264,7 +265,7 @@ def interrupt_loader_workers(sessions: Sequence[int]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
         interrupted |= left
-        time.sleep(0.002)
+        time.sleep(pause)
 
 
 def kill_sessions(sessions: Sequence[int]) -> bool:

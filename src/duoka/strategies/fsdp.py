@@ -221,7 +221,9 @@ def _shard_state(value: Tensor, parameter: Sharded) -> BatchTensor:
     """Return a tensor of a state, sharded. One that is loaded again has what steps have changed, as on one device."""
     known: tuple[int, BatchTensor] | None = _shards_of_states.get(value)
     if known is None or known[0] != version_of(value) or known[1]._spec != parameter._spec:
-        known = _shards_of_states[value] = version_of(value), shard_like(value, parameter)
+        known = version_of(value), shard_like(value, parameter)
+        if value.device == parameter.device:  # else the optimizer copies it on one device, too
+            _shards_of_states[value] = known
     return known[1]
 
 
