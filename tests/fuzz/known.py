@@ -1627,6 +1627,22 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "views of parameters that are kept over steps, and written to": on(
+        "(6, 4)",
+        "if step == 1: t, row, flat = w.t(), w[1], [p.view(-1) for p in net.parameters()]",
+        "if step == 2:\n"
+        "    with torch.no_grad(): t.mul_(0.5); row.zero_(); print(w.unsqueeze(0), flat); w.data.add_(1)",
+        "loss = net(x / 8).square().mean()",
+        "if step: loss = loss + (t @ x.mT).mean() + row.square().sum() + sum(v.abs().mean() for v in flat)",
+        "opt.zero_grad(); loss.backward(); opt.step(); print(loss, w.grad, w._version)",
+        "if step: print(t, row, flat, t._version, t.data_ptr() == w.unsqueeze(0).data_ptr())",
+        "if step == 3: loss = (t * t).sum(); opt.step(); loss.backward()",
+        "if step == 1: net[2].weight.data = net[2].weight.data * 2; print(flat)",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))",
+            "w, opt = net[0].weight, torch.optim.AdamW(net.parameters(), lr=0.1)",
+        ),
+    ),
     "a pass over a parameter before the call that shards it, and after": on(
         "(4, 5)",
         "(net[-1].weight.t().mm(net[-1].weight).pow(2).mean() * 0.01).backward()",

@@ -23,10 +23,10 @@ from duoka.private.torch import (
     NO_PASS,
     backward_number,
     count_hooks,
-    count_references,
     gradient_is_accumulated,
     memory_of,
     run_first,
+    set_version,
     version_of,
 )
 from duoka.sharding.pack import Arriving, Kind, Pack
@@ -52,6 +52,7 @@ class Block:
         self.prefetch_targets: WeakKeyDictionary[Block, PrefetchTarget] = WeakKeyDictionary()
         self._packs: dict[Any, list[Pack]] = {}  # by where they are unsharded, and their indices
         self._unsharded: list[Tensor] | None = None
+        self._versions: list[int] = []  # of these when they were gathered
         self._written = -1  # `View.written` when they were gathered
         self._pass = NO_PASS  # the backward pass in which they were gathered
         self._tracked: dict[int, Tensor] = {}  # unsharded parameters in the graph of gradients, by index
@@ -81,6 +82,11 @@ class Block:
         return self._unsharded is not None and view.written == self._written and (in_this_pass or not self.has_copies)
 
     @property
+    def is_gathered(self) -> bool:
+        """True if its unsharded parameters are in memory."""
+        return self._unsharded is not None
+
+    @property
     def has_copies(self) -> bool:
         """True if the script may hold copies of its parameters. All ranks that use the block get the same answer.
 
@@ -98,6 +104,7 @@ class Block:
         self.shards[index] = shard
         self._packs.clear()
         self.reshard()
+        self.blocks.views.part(self, index)
 
     # --- parameters
 
@@ -105,10 +112,13 @@ class Block:
         """Return the unsharded parameters, without gradients; all-gather them if necessary."""
         self.write_back()
         if not self.is_unsharded:
-            unsharded = self.blocks.gather(self)
-            self._unsharded, self._written, self._pass = unsharded, self.blocks.view.written, backward_number()
-            for index, tensor in enumerate(unsharded):
+            unsharded, take = self.blocks.gather(self), self.blocks.views.take
+            self._unsharded = unsharded = [take(self, index, tensor) for index, tensor in enumerate(unsharded)]
+            self._versions = [version_of(shard._rows) for shard in self.shards]
+            self._written, self._pass = self.blocks.view.written, backward_number()
+            for index, (tensor, version) in enumerate(zip(unsharded, self._versions, strict=True)):
                 self.blocks.memory[memory_of(tensor)] = self, index
+                set_version(tensor, version)  # which the script reads of a view
         self.blocks.use(self)
         assert self._unsharded is not None
         return self._unsharded
@@ -164,31 +174,33 @@ class Block:
     def reshard(self) -> None:
         """Free the unsharded parameters, and copy writes to them into the shards."""
         unsharded, self._unsharded = self._unsharded or [], None
+        versions, self._versions = self._versions, []
         self.untrack()
         for cast in self._cast.values():
             self.blocks.memory.pop(memory_of(cast), None)
         self._cast = {}
         self.blocks.forget(self)
-        for index, tensor in enumerate(unsharded):
+        for index, (tensor, version) in enumerate(zip(unsharded, versions, strict=True)):
             self.blocks.memory.pop(memory_of(tensor), None)
-            if version_of(tensor):
-                self.copy_to_shard(index, tensor)
-            if count_references(tensor) > 1:
-                self.blocks.stale_views.append(StaleView(self, index, tensor))
+            self.copy_to_shard(index, tensor, version_of(tensor) - version)
+            self.blocks.views.keep(self, index, tensor)
 
-    def copy_to_shard(self, index: int, unsharded: Tensor) -> None:
-        """Copy writes to an unsharded parameter into this rank's shard."""
+    def copy_to_shard(self, index: int, unsharded: Tensor, writes: int) -> None:
+        """Copy writes to an unsharded parameter, if there were any, into this rank's shard."""
+        if writes == 0:
+            return
         view, shard = self.blocks.view, self.shards[index]
         view.written += 1
         with torch.no_grad(), view.aliased.updated([shard._rows], None):
+            number = version_of(shard._rows) + writes
             shard._rows.copy_(shard._spec.partition.local_rows(unsharded, shard._spec.dim))
+            set_version(shard._rows, number)
 
     def write_back(self) -> None:
         """Copy writes to unsharded parameters that `may_write` does not detect into the shards."""
-        if any(map(version_of, self._unsharded or ())):
+        if [*map(version_of, self._unsharded or ())] != self._versions:
             self.reshard()
-        if self.blocks.stale_views:
-            self.blocks.write_back_stale_views()
+        self.blocks.views.write_back()
 
     def kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of tensors that a rank sends to gather the block."""
@@ -327,36 +339,6 @@ class Block:
 
 def _note(arrived: list[int], index: int, _: Any) -> None:
     arrived.append(index)
-
-
-class StaleView:
-    """A resharded parameter whose unsharded memory is still in use, by a view that the script keeps."""
-
-    def __init__(self, block: Block, index: int, unsharded: Tensor) -> None:
-        self._block, self._index, self._unsharded = block, index, unsharded
-        self._versions = self._now()
-
-    def _now(self) -> tuple[int, int, int]:
-        rows = self._block.shards[self._index]._rows
-        return version_of(self._unsharded), id(rows), version_of(rows)
-
-    def write_back(self) -> bool:
-        """Copy a write to the view into the shard; return True while the memory is still in use.
-
-        Raises:
-            Refused: the parameter was changed, too, so that the view has old values in other places.
-        """
-        now = self._now()
-        if now[0] != self._versions[0]:
-            if now[1:] != self._versions[1:]:
-                raise Refused(
-                    "the script has written to a view of a sharded parameter of shape "
-                    f"{tuple(self._unsharded.shape)} that it took before the parameter was changed (noticed at "
-                    f"{user_line()}); write to the parameter itself: `with torch.no_grad(): parameter[...] = value`"
-                )
-            self._block.copy_to_shard(self._index, self._unsharded)
-            self._versions = self._now()
-        return count_references(self._unsharded) > 1
 
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from duoka.collectives.base import Collectives, IsolatedRank
 from duoka.hardware.accelerator import CopyStream
-from duoka.sharding.block import Block, StaleView
+from duoka.sharding.block import Block
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.pack import Arriving, Kind
+from duoka.sharding.views import Views
 from duoka.view.view import ParameterView, View
 
 
@@ -74,7 +75,8 @@ class Blocks:
         self._prefetch: _Prefetch | None = None
         self._used: tuple[Block | None, Block | None] = None, None  # the two used last
         self._used_written = -1  # `View.written` at the last use
-        self.stale_views: list[StaleView] = []
+        self.views = Views(self)
+        view.write_back_views, view.update_views = self.write_back, self.views.update
         self._unsynced: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
         self._deferred: list[tuple[Block, list[Callable[[], Arriving]]]] = []
         self._arriving: list[tuple[Block, list[Arriving]]] = []  # gradients that are being copied to the host
@@ -176,10 +178,11 @@ class Blocks:
                 return
             oldest.reshard()
 
-    def write_back_stale_views(self) -> None:
-        """Copy writes to views of resharded parameters into the shards."""
-        stale_views, self.stale_views = self.stale_views, []
-        self.stale_views += [view for view in stale_views if view.write_back()]
+    def write_back(self) -> None:
+        """Copy what the script has written to unsharded parameters, and to views of them, into the shards."""
+        for block in [*self._unsharded]:
+            block.write_back()
+        self.views.write_back()
 
     # --- gradients
 

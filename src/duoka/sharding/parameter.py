@@ -29,6 +29,7 @@ from duoka.private.torch import (
     make_wrapper,
     memory_of,
     outer_saved_tensors_hooks,
+    set_version,
     swap_contents,
     transform_level,
     tree_leaves,
@@ -138,6 +139,7 @@ class Sharded(BatchTensor):
         """Set `p.data = value`."""
         if not isinstance(value, Tensor):
             torch.empty(0).data = value  # raises torch's error
+        self._block.write_back()
         view = self._spec.view
         shown = value._shown_device if isinstance(value, BatchTensor) else value.device
         if shown is not None:
@@ -265,6 +267,8 @@ def _on_unsharded(func: Function, args: Args, kwargs: Kwargs, parameters: list[S
         out = func(*args, **kwargs)
     for parameter in parameters:
         parameter._block.write_back()
+    if saves:
+        parameters[0]._block.blocks.views.note(used, out)
     return out
 
 
@@ -304,6 +308,7 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     rows = spec.partition.local_rows(parameter.detach(), dim).clone(memory_format=torch.contiguous_format)
     blocks.compute_on(rows.device)
     rows = rows if rows.is_meta else view.replicate(rows)
+    set_version(rows, version_of(parameter))
     leaf = BatchTensor(rows.requires_grad_(parameter.requires_grad), spec)
     grad, parameter.grad = parameter.grad, None
     _replace_contents(parameter, leaf)

@@ -337,6 +337,9 @@ class ParameterView(View):
     ) -> None:
         super().__init__(ranks, adopt)
         self.of_parameters, self.device, self.gradient_norms = True, device, gradient_norms
+        # Called before a function of shards, and with their rows after one that may write (sharding/views.py).
+        self.write_back_views: Callable[[], None] = lambda: None
+        self.update_views: Callable[[list[Tensor]], None] = lambda rows: None
 
     @cached_property
     def on_host(self) -> ParameterView:

@@ -88,10 +88,8 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     gathered = _gather_parameters(call) if view.has_sharded or view.of_parameters else None
     if gathered is not None:
         return _beside_batches(call, gathered)
-    if view.of_parameters:
-        view.written += call.may_write()  # whole parameters that were gathered before are out of date
-        if view.device is not None:
-            return _with_rows_on_host(call, view.device)
+    if isinstance(view, ParameterView):
+        return _with_shards(call, view)
     if view.shares.several and type(call.batches[0]) is not MultiShareBatch:
         return _replay_or_run(call)  # one of several shares
     return _run_as_all_ranks(call)
@@ -100,6 +98,17 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
 def _compute_whole(call: DescribedCall) -> Any:
     """Compute a call whole."""
     return compute_whole(call.func, call.args, call.kwargs)
+
+
+def _with_shards(call: DescribedCall, view: ParameterView) -> Any:
+    """Make a call with sharded parameters, or with what is computed from them."""
+    view.write_back_views()
+    writes = call.may_write()
+    view.written += writes  # whole parameters that were gathered before are out of date
+    out = _run_as_all_ranks(call) if view.device is None else _with_rows_on_host(call, view.device)
+    if writes:
+        view.update_views([batch._rows for batch in call.batches])
+    return out
 
 
 def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
