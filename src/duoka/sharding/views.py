@@ -57,6 +57,7 @@ class Views:
         self._blocks = blocks
         # Parameters of which the script may hold views -> writes to the shard so far. The same on all ranks.
         self._given: dict[tuple[Block, int], int] = {}
+        self._written = 0  # `View.written` when they last had the values of their parameters
         self.memory: list[ViewedMemory] = []  # that this rank's script holds, of resharded parameters
 
     def note(self, used: Mapping[int, tuple[Block, int]], out: Any) -> None:
@@ -77,7 +78,7 @@ class Views:
 
     def take(self, block: Block, index: int, unsharded: Tensor) -> Tensor:
         """Return the memory that views of a parameter have, with its values; `unsharded` if it has no views."""
-        for memory in self.memory:
+        for memory in reversed(self.memory):  # an older one may be of no view that the ranks know
             if (memory.block, memory.index) == (block, index) and (block, index) in self._given:
                 self.memory.remove(memory)
                 return memory.unsharded
@@ -93,13 +94,15 @@ class Views:
         for each in self.memory:
             each.write_back()
         self.memory = [each for each in self.memory if each.is_held]
-        self.update()
+        if self._written != self._blocks.view.written:
+            self.update()
 
     def update(self, written: Sequence[Tensor] = ()) -> None:
         """Let the views of parameters whose shards were written to have their values (a collective).
 
         written: rows that a function may have written to, also through `p.data`, which counts no writes.
         """
+        self._written = self._blocks.view.written
         if not self._given:
             return
         ranks, memory = self._blocks.view.ranks, set(map(memory_of, written))
