@@ -39,7 +39,7 @@ from duoka.private.torch import (
 from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.system.user_code import user_line
-from duoka.view.dispatch.dispatch import asked_device
+from duoka.view.dispatch.offloaded import asked_device
 from duoka.view.tensor.batch import SET_DATA, Args, BatchTensor, Function, Kwargs, batches_in, may_write, set_rows
 from duoka.view.tensor.spec import Spec
 from duoka.view.transforms import records_gradients, without_modes

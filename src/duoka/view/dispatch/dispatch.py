@@ -10,30 +10,28 @@ Rows of offloaded parameters stay in the host's memory, whatever device a call a
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
-from torch.utils.dlpack import from_dlpack
 
 from duoka.errors import DuokaError
-from duoka.hardware import accelerator
-from duoka.private.torch import parse_to, set_version, tree_leaves, tree_map_only
+from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, WRITES_ROWS, check_values, may_fail, note_success
+from duoka.view.dispatch.offloaded import asked_device, on_host, reads_beside, staying
+from duoka.view.dispatch.overlapping import apart, compute_in, overlapping_operands, writes_beside
 from duoka.view.dispatch.own_rows import OPERATORS, compute_opaque, names_of_operator
 from duoka.view.dispatch.replay import DescribedCall, Recorder
 from duoka.view.generators import keep_states
-from duoka.view.memory import history, same_memory, version
+from duoka.view.memory import history, version
 from duoka.view.rules.draws import DrawCache
 from duoka.view.rules.facts import memory_of_batch
 from duoka.view.rules.lookup import NotByRows
 from duoka.view.rules.pointwise import CONVERSIONS
-from duoka.view.shares.differentiable import StraightThrough
 from duoka.view.shares.local import Outdated
-from duoka.view.shares.strides import contiguous_strides, is_dense
+from duoka.view.shares.strides import contiguous_strides
 from duoka.view.tensor.batch import (
     SET_DATA,
     Args,
@@ -57,7 +55,6 @@ from duoka.view.view import ParameterView
 from duoka.view.whole import compute_whole, index_cached, take_row
 
 _L1_LOSS = F.l1_loss
-_TO, _CPU = Tensor.to, Tensor.cpu  # themselves: scripts and interceptions wrap them
 _PASSES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # parameters are inputs: leaves
 _GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
 _RECORDED_AT_MOST = 3  # times
@@ -116,10 +113,10 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
     parts, view, shown = (call.func, call.args, call.kwargs), call.view, call.batches[0]._shown_device
     asked = asked_device(*parts)
     if asked not in (None, host):
-        call, shown = DescribedCall(*_staying(*parts, host)), asked
+        call, shown = DescribedCall(*staying(*parts, host)), asked
     elif asked is not None and view.computes_on not in (None, asked):
-        return _on_host(_replay_or_run(call))
-    beside = view.computes_on is not None and _reads_beside(view.computes_on, call.func, call.args, call.kwargs)
+        return on_host(_replay_or_run(call))
+    beside = view.computes_on is not None and reads_beside(view.computes_on, call.func, call.args, call.kwargs)
     with view.gathering_on(view.computes_on if beside else view.gathers_on):
         out = _compute_whole(call) if beside else _run_as_all_ranks(call)
 
@@ -129,46 +126,6 @@ def _with_rows_on_host(call: DescribedCall, host: torch.device) -> Any:
         return leaf if shown is None or isinstance(leaf, BatchTensor) else leaf.to(shown)
 
     return tree_map_only(Tensor, shown_as, out)
-
-
-def asked_device(func: Function, args: Args, kwargs: Kwargs) -> torch.device | None:
-    """Return the device on which a function is asked to give its result; None if it is asked for none."""
-    if func is _TO:
-        named = {name: value for name, value in kwargs.items() if name != "memory_format"}
-        device: torch.device | None = parse_to(*args[1:], **named)[0]
-        return device
-    if func is _CPU:
-        return torch.device("cpu")
-    moves = func in accelerator.MOVES
-    asked = args[1] if moves and len(args) > 1 else kwargs.get("device")
-    if asked is None:
-        return torch.empty(0, device=accelerator.kind()).device if moves else None
-    return torch.device(asked)
-
-
-def _reads_beside(device: torch.device, func: Function, args: Args, kwargs: Kwargs) -> bool:
-    """Return True if a function computes with rows of the host beside tensors of another device, and writes none."""
-    if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.traits_of(func).unrecorded:
-        return False
-    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    return any(leaf.dim() > 0 and leaf.device == device for leaf in tensors if not isinstance(leaf, BatchTensor))
-
-
-def _on_host(out: Any) -> Any:
-    """Return a copy of offloaded rows that the script moves to the host, where they are already."""
-    if not isinstance(out, BatchTensor):
-        return out
-    view = out._spec.view
-    assert isinstance(view, ParameterView)
-    return BatchTensor(out._local.clone(), replace(out._spec, view=view.on_host), out._meta.strides)
-
-
-def _staying(func: Function, args: Args, kwargs: Kwargs, device: torch.device) -> tuple[Any, ...]:
-    """Return the call whose result is on `device`, that of the rows."""
-    if func not in (_TO, _CPU, *accelerator.MOVES):
-        return func, args, {**kwargs, "device": device}
-    dtype = parse_to(*args[1:], **kwargs)[1] if func is _TO else None
-    return _TO, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}
 
 
 def _run_as_all_ranks(call: DescribedCall) -> Any:
@@ -250,8 +207,8 @@ def _replay_or_run(call: DescribedCall) -> Any:
         return _call_each_share(call)
     view = call.view
     aliased = view.aliased
-    beside = _writes_beside(call)
-    may_replay = call.key is not None and not (beside and _overlapping(call))
+    beside = writes_beside(call)
+    may_replay = call.key is not None and not (beside and overlapping_operands(call))
     # A program knows nothing of rows that the script holds: these are written back before, and gathered again after.
     if may_replay and not (aliased.copies and (aliased.is_active or call.may_write())):
         program = view.programs[call.key]
@@ -312,17 +269,18 @@ def _rule_or_whole(call: DescribedCall) -> Any:
     multiplies = view.of_parameters and call.traits.computes  # in 16 bits, as some optimizers do
     if rule is None or multiplies or call.kwargs.get("out") is not None:
         return _compute_whole(call)
-    overlapping = _overlapping(call) if _writes_beside(call) else []
+    overlapping = overlapping_operands(call) if writes_beside(call) else []
     if overlapping and not (torch.is_grad_enabled() and any(batch.requires_grad for batch in call.batches)):
         memory = memory_of_batch(call.batches[0])
         if memory is not None:
-            return _compute_in(memory, call)
+            return compute_in(memory, call)
     # One row of the batch is on one rank: the rule could only return NotImplemented.
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
     try:
         if overlapping:
-            out = _write_beside(overlapping, rule, call)
+            with apart(overlapping, call) as parted:
+                out = _conforming(rule, _replicated(parted), None)
         else:  # a gradient is asked of a tensor itself
             out = _run_and_maybe_record(rule, call if call.traits.once_for_all_shares else _replicated(call))
     except Exception as error:
@@ -332,62 +290,6 @@ def _rule_or_whole(call: DescribedCall) -> Any:
             raise  # computed whole, the call raises the error of one device; a pass raises that of a hook
         raise with_global_shapes(error, call) from None
     return _compute_whole(call) if out is NotImplemented else out
-
-
-def _writes_beside(call: DescribedCall) -> bool:
-    """Return True if a call may write to a batch from an overlapping part of it, and a rank has a single row of it.
-
-    torch refuses that only where it sees the overlap: of a single row, or where both are dense.
-    """
-    first, *others = [batch._meta for batch in call.batches]
-    if not others or first.spec.determines_strides or call.view.of_parameters or not call.may_write():
-        return False
-    alike = call.func is not _SETITEM and all(other is first for other in others)
-    return not (alike and is_dense(first.shape, first.strides))
-
-
-def _overlapping(call: DescribedCall) -> list[BatchTensor]:
-    """Return the operands that are of the memory of the first batch, though not the same entries of it."""
-    first = call.batches[0]
-    rows, may_be_same = first._shares[0]._rows, call.func is not _SETITEM
-
-    def overlaps(other: BatchTensor) -> bool:
-        its = other._shares[0]._rows
-        same = other._meta is first._meta and its.storage_offset() == rows.storage_offset()
-        return same_memory(its, rows) and not (may_be_same and same)
-
-    return [other for other in call.batches[1:] if overlaps(other)]
-
-
-def _write_beside(overlapping: list[BatchTensor], rule: Rule, call: DescribedCall) -> Any:
-    """Run the rule with operands of the same memory that torch takes for other memory."""
-    first = call.batches[0]._meta
-    aliases: dict[int, Tensor] = {}
-
-    def alias_of(batch: BatchTensor) -> BatchTensor:
-        seen = all(is_dense(meta.shape, meta.strides) for meta in (first, batch._meta))  # on one device, too
-        if seen or not any(batch is other for other in overlapping):
-            return batch
-        rows = batch._local
-        alias = from_dlpack(rows.detach().resolve_conj().resolve_neg())
-        aliases[id(batch)] = alias = StraightThrough.apply(rows, alias) if rows.requires_grad else alias
-        return BatchTensor(alias, batch._spec, batch._meta.strides)
-
-    args, kwargs = tree_map_only(BatchTensor, alias_of, (call.args[1:], call.kwargs))
-    out = _conforming(rule, _replicated(DescribedCall(call.func, (call.args[0], *args), kwargs)), None)
-    for alias in aliases.values():  # what autograd has saved of it is out of date
-        set_version(alias, version(alias) + 1)
-    return out
-
-
-def _compute_in(memory: BatchTensor, call: DescribedCall) -> Any:
-    """Compute a call whole, with parts of one copy of `memory`, of which its batches are views."""
-
-    @wraps(call.func)
-    def compute(*args: Any, memory: Tensor, **kwargs: Any) -> Any:
-        return call.func(*args, **kwargs)
-
-    return compute_whole(compute, call.args, {**call.kwargs, "memory": memory})
 
 
 def _replicated(call: DescribedCall) -> DescribedCall:
@@ -562,7 +464,7 @@ def _replay_each_share(call: DescribedCall) -> Any:
     plain = [call.inputs[index] for index in call.plain if call.inputs[index].requires_grad]
     if programs is None or first.aliased.copies or not all(tensor.is_leaf for tensor in plain):
         return NotImplemented
-    if _writes_beside(call) and _overlapping(call):
+    if writes_beside(call) and overlapping_operands(call):
         return NotImplemented
     outs = []
     try:
