@@ -1627,6 +1627,20 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "rows of a parameter that are written to without no_grad": on(
+        "(6, 4)",
+        "opt.zero_grad(); net(x / 8).square().mean().backward()",
+        "try: w[0] += 1",
+        "except RuntimeError: print(w)",
+        "opt.step(); print(w, w.grad)",
+        "with torch.no_grad(): w[0] += 1; t = w.t(); t.mul_(2); print(w)",
+        "try: w[step] = 0",
+        "except RuntimeError: print(w)",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))",
+            "w, opt = net[0].weight, torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
     "views of parameters that are kept over steps, and written to": on(
         "(6, 4)",
         "if step == 1: t, row, flat = w.t(), w[1], [p.view(-1) for p in net.parameters()]",

@@ -27,11 +27,14 @@ from duoka.private.torch import (
     memory_of,
     run_first,
     set_version,
+    uncounted,
     version_of,
 )
 from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
+from duoka.view.memory import history
 from duoka.view.shares.differentiable import GatherParameters
+from duoka.view.shares.strides import overwrite
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.transforms import records_gradients
 
@@ -56,6 +59,7 @@ class Block:
         self._written = -1  # `View.written` when they were gathered
         self._pass = NO_PASS  # the backward pass in which they were gathered
         self._tracked: dict[int, Tensor] = {}  # unsharded parameters in the graph of gradients, by index
+        self._nodes: dict[int, Any] = {}  # the nodes of these in the graph, which a recorded write replaces
         self._arrived: list[int] = []  # indices of those whose gradient the pass has computed, in order
         self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
         self._parameters = [ref(parameter) for parameter in parameters]
@@ -143,6 +147,7 @@ class Block:
             self._tracked = dict(zip(trained, tracked, strict=True))
             if self.blocks.notes_order:
                 self._tracked = {number: self._noting(number, tensor) for number, tensor in self._tracked.items()}
+            self._nodes = {number: history(tensor) for number, tensor in self._tracked.items()}
         return self._tracked[index]
 
     def _noting(self, index: int, tensor: Tensor) -> Tensor:
@@ -167,7 +172,7 @@ class Block:
 
     def untrack(self) -> None:
         """Drop the graph node of the unsharded parameters: their next use makes a new one."""
-        self._tracked = {}
+        self._tracked, self._nodes = {}, {}
         for key in [key for key in self._cast if key[2]]:
             self.blocks.memory.pop(memory_of(self._cast.pop(key)), None)
 
@@ -197,10 +202,31 @@ class Block:
             set_version(shard._rows, number)
 
     def write_back(self) -> None:
-        """Copy writes to unsharded parameters that `may_write` does not detect into the shards."""
+        """Copy writes to unsharded parameters that `may_write` does not detect into the shards.
+
+        Raises:
+            RuntimeError: autograd has recorded one, which torch refuses for a view of a leaf.
+        """
         if [*map(version_of, self._unsharded or ())] != self._versions:
+            self._undo_recorded_writes()
             self.reshard()
         self.blocks.views.write_back()
+
+    def _undo_recorded_writes(self) -> None:
+        """Gather parameters again into memory to which autograd has recorded a write (a collective), and raise."""
+        recorded = [index for index, node in self._nodes.items() if history(self._tracked[index]) is not node]
+        for index in recorded:
+            assert self._unsharded is not None
+            unsharded = self._unsharded[index]
+            with torch.no_grad(), uncounted(unsharded):
+                overwrite(unsharded, self.shards[index].full_tensor())
+            set_version(unsharded, self._versions[index])
+        if recorded:
+            self.untrack()
+            raise RuntimeError(
+                "a view of a leaf Variable that requires grad is being used in an in-place operation "
+                f"(noticed at {user_line()})."
+            )
 
     def kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of tensors that a rank sends to gather the block."""
