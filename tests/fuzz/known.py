@@ -1627,6 +1627,14 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "packed sequences of one step each on a rank": on(
+        "(6, 4, 3)",
+        "n = torch.tensor([4, 3, 2, 1, 1, 1] if step % 2 else [1, 1, 1, 1, 1, 4])",
+        "out, (h, c) = net(nn.utils.rnn.pack_padded_sequence(x / 8, n, batch_first=True, enforce_sorted=False))",
+        "print(torch.autograd.grad(h.sum() + c.sum(), net.weight_ih_l0, retain_graph=True), repr(h)[-35:])",
+        "net.zero_grad(); (out.data * 2).sum().backward(); print([p.grad for p in net.parameters()])",
+        header=("torch.manual_seed(0); net = nn.LSTM(3, 5, num_layers=2, batch_first=True, bidirectional=True)",),
+    ),
     "rows of a parameter that are written to without no_grad": on(
         "(6, 4)",
         "opt.zero_grad(); net(x / 8).square().mean().backward()",

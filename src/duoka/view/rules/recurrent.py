@@ -239,7 +239,26 @@ def _of_packed(func: Function, args: Args) -> Any:
             draws.enter_context(placing(lambda shape: spec if len(shape) > 1 else None))
             draws.enter_context(SeededMode(_draw_for_entries))
         out, *after = func(data._local, partition.own_sizes, local_states, *args[3:])
+    if spec.view.has_sharded and out.requires_grad:
+        out, *after = ReadWeights.apply(1 + len(after), out, *after, *weights)
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
+
+
+class ReadWeights(torch.autograd.Function):
+    """Return the results of a layer; read its weights in the backward pass, which gathers sharded ones.
+
+    torch reads those of states in that pass only where a sequence has several steps: some ranks would not gather.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Any:
+        ctx.save_for_backward(*tensors[count:])
+        ctx.set_materialize_grads(False)
+        return tuple(result.detach() for result in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return None, *grads, *[None] * len(ctx.saved_tensors)  # which gathers them
 
 
 def _draw_for_entries(operator: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -302,6 +302,9 @@ def _as_one_call(func: Callable[[Tensor], Tensor], rows: Tensor, spec: Spec) -> 
     return out
 
 
+_PASSING_ON = ("StraightThroughBackward", "ReadWeightsBackward")  # of results that got other strides; of layers
+
+
 class BackwardName:
     """The name of the `grad_fn` that a call has on one device.
 
@@ -331,9 +334,10 @@ def _asking(leaf: Tensor) -> Tensor:
 def backward_name(tensor: Tensor, view: View) -> str | None:
     """Return the name of the `grad_fn` that a tensor has on one device; None if it is that of the tensor itself."""
     if isinstance(tensor, BatchTensor):
-        node = tensor._shares[0]._local.grad_fn
-        while node is not None and node.name() == "StraightThroughBackward":  # of rows that got other strides
-            node = node.next_functions[0][0]
+        rows = tensor._shares[0]._local
+        node, number = rows.grad_fn, rows.output_nr
+        while node is not None and node.name() in _PASSING_ON:
+            node, number = node.next_functions[number]
         return None if node is None else type(node).__name__
     name: BackwardName | None = view.shares.backward_names.get(tensor)
     return None if name is None else name.of(tensor)
