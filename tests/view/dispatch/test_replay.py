@@ -396,9 +396,9 @@ def test_a_tensor_that_is_computed_from_parameters() -> None:
     ]
 
     def run(view: View | None) -> list[Any]:
-        weight, scale = nn.Parameter(normal(3, 4)), nn.Parameter(normal(3, 1))
+        weight, scale = nn.Parameter(normal(3, 4).double()), nn.Parameter(normal(3, 1).double())
         layer = [lambda x, w, s, m=m: F.linear(x, m(w)) @ s for m in made]
-        return [backward(view, normal(6, 4, seed=at), [weight, scale], layer[at % 4]) for at in range(8)]
+        return [backward(view, normal(6, 4, seed=at).double(), [weight, scale], layer[at % 4]) for at in range(8)]
 
     for found in on_ranks(2, run):
         torch.testing.assert_close(found, run(None))
