@@ -2497,4 +2497,12 @@ HELD_ROWS = {
         "for _ in range(2): net.weight.grad.data = grad; grad.mul_(2); print(net.weight.grad, grad)",
         header=("torch.manual_seed(0); net = nn.Linear(3, 4); kept, grad = torch.ones(6, 3), torch.ones(4, 3)",),
     ),
+    "hooks on tensors of a function that is transformed": on(
+        "(6, 3)",
+        "print([transform(double)(t) for t in (x, x[0], data[:2]) for transform in transforms])",
+        header=(
+            "def double(a):\n    h = a.tanh(); h.register_hook(lambda grad: grad * 2); return h",
+            "transforms = [torch.func.jacrev, lambda f: torch.func.grad(lambda a: f(a).sum())]",
+        ),
+    ),
 }

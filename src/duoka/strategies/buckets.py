@@ -29,7 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.collectives.base import Collectives
 from duoka.errors import DuokaError, RanksApart, Refused
 from duoka.hardware import accelerator
-from duoka.private.torch import accumulates_gradient, is_dtensor
+from duoka.private.torch import accumulates_gradient, is_dtensor, transform_level
 from duoka.strategies.base import Observer, Strategy
 from duoka.system.user_code import user_line
 from duoka.view import originals
@@ -81,7 +81,7 @@ class WholeHook:
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Return the gradient for this rank. grad: None on all ranks if a script's own Function returns None."""
-        if grad is None:
+        if grad is None or transform_level() is not None:  # torch.func is given whole tensors
             return self.hook(grad)  # type: ignore[no-any-return]
         # Averaging it here makes the average at the end of the pass change nothing.
         total: Tensor = AllReduceSum.apply(LocalShares(self.ranks), grad) / self.ranks.world_size  # differentiable
