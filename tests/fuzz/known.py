@@ -2505,4 +2505,10 @@ HELD_ROWS = {
             "transforms = [torch.func.jacrev, lambda f: torch.func.grad(lambda a: f(a).sum())]",
         ),
     ),
+    "a view of what a function that is mapped has written to": on(
+        "(6, 4)",
+        "v = torch.vmap(first)(x); v[1:] = 7; print(x, v)",
+        "y = x * scale; v = torch.vmap(first)(y); v += 1; (y.square().sum() + v.sum()).backward(); print(scale.grad)",
+        header=("def first(a): a.mul_(3); return a[:2]", "scale = torch.ones((), requires_grad=True)"),
+    ),
 }

@@ -117,6 +117,9 @@ def _compute_whole(name: str, func: Callable[..., Any], args: Args, kwargs: Kwar
             copy.write_back()
         # Also in a list: atleast_2d([x]).
         returned = {id(copy.argument): copy.batch for copy in reversed(copies.values())}
+        others = [leaf for leaf in tree_leaves(out) if id(leaf) not in returned]
+        for copy in written:  # a function of the script may return a view of what it has written to
+            copy.note_views(others)
         if any(id(leaf) in returned for leaf in tree_leaves(out)):
             out = tree_map_only(Tensor, lambda leaf: returned.get(id(leaf), leaf), out)
         return out
@@ -214,7 +217,7 @@ class GatheredArgument:
         return version(self.full) == self._version
 
     def note_views(self, out: Any) -> None:
-        """Keep track of views of the copy in the result of an operation that did not write to it."""
+        """Keep track of views of the copy in the result of an operation."""
         add_alias(self.batch, self.full, self.memory, out)
 
     def refuse_another_form(self, name: str) -> None:
