@@ -2511,4 +2511,11 @@ HELD_ROWS = {
         "y = x * scale; v = torch.vmap(first)(y); v += 1; (y.square().sum() + v.sum()).backward(); print(scale.grad)",
         header=("def first(a): a.mul_(3); return a[:2]", "scale = torch.ones((), requires_grad=True)"),
     ),
+    "hooks on a leaf in a pass that makes a graph": on(
+        "(8, 3)",
+        "x.requires_grad_(); x.register_hook(lambda grad: grad * 2 * scale)",
+        "x.sin().sum().backward(create_graph=True); first = x.grad; print(first.requires_grad)",
+        "first.square().sum().backward(); print(first, x.grad, scale.grad)",
+        header=("scale = torch.ones((), requires_grad=True)",),
+    ),
 }

@@ -32,10 +32,10 @@ from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.system import environment
 from duoka.view import originals
 from duoka.view.originals import unnumbered, when_accumulated
-from duoka.view.rules.gradients import call_hooks
+from duoka.view.rules.gradients import call_hooks, gradient_of, rows_of_gradient
 from duoka.view.shares.differentiable import Replicate
 from duoka.view.shares.local import ExactShares
-from duoka.view.tensor.batch import BatchTensor, gather_all, rows_by_share
+from duoka.view.tensor.batch import BatchTensor, rows_by_share
 from duoka.view.view import View, exact_view
 
 
@@ -264,8 +264,13 @@ class _LeafHooks(OrderedDict[int, Callable[[Tensor], Any]]):
             earlier = self._before
             leaf.grad = earlier  # as hooks see it, and as it stays if one raises an error
             changed = call_hooks(self, grad)
-            grad = grad if changed is grad else gather_all(changed)
-            leaf.grad = grad.clone() if earlier is None else earlier.add_(grad)  # the script may hold it
+            if changed is not grad:  # its rows have a graph if the pass makes one
+                metas = [share._meta for share in leaf._shares]
+                grad = gradient_of(metas, rows_of_gradient(changed, leaf), accumulated=True)
+            if earlier is None:
+                leaf.grad = grad.clone()  # the script may hold it
+            else:
+                leaf.grad = earlier + grad if torch.is_grad_enabled() else earlier.add_(grad)
             self.begin(leaf)
 
 

@@ -199,11 +199,11 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
             weighing += [None] * len(tensor._shares)
         else:
             size = tensor._spec.view.ranks.world_size
-            weighing += [rows * size for rows in _rows_of(weight, tensor)]
+            weighing += [rows * size for rows in rows_of_gradient(weight, tensor)]
     return weighing
 
 
-def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
+def rows_of_gradient(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     """Return the rows of a gradient of `batch` for each local share."""
     if gradient.shape != batch.shape:
         of = batch._meta.of_zeros().requires_grad_()
@@ -421,7 +421,7 @@ class JointGradient:
         """Call the hooks in turn, and return the gradients of the shares' rows."""
         gradient = gradient_of(self._metas, [grad / self._scale for grad in grads])
         changed = call_hooks(self._hooks, gradient)
-        self.sent = tuple(rows * self._scale for rows in _rows_of(changed, gradient))
+        self.sent = tuple(rows * self._scale for rows in rows_of_gradient(changed, gradient))
         return self.sent
 
     def _check(self, index: int, grad: Tensor) -> None:
@@ -452,7 +452,7 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
         if grad is None:
             return None
         out = hook(gradient_of([batch._meta], [grad / scale]))
-        return None if out is None else _rows_of(out, batch)[0] * scale
+        return None if out is None else rows_of_gradient(out, batch)[0] * scale
 
     return rows_hook
 
