@@ -2518,4 +2518,10 @@ HELD_ROWS = {
         "first.square().sum().backward(); print(first, x.grad, scale.grad)",
         header=("scale = torch.ones((), requires_grad=True)",),
     ),
+    "strides of a gradient of which each rank has a single row": on(
+        "(2, 3, 3)",
+        "x.requires_grad_(); x.register_hook(lambda grad: print(grad.stride()))",
+        "torch.vmap(lambda a, b: (a * b).sum())(x.sin().mT, x).sum().backward()",
+        "(x.sin().mT * x).sum().backward()",
+    ),
 }

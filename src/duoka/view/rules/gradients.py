@@ -116,13 +116,17 @@ def gradient_of(metas: Sequence[Meta], parts: Sequence[Tensor], accumulated: boo
 def _agreed_strides(metas: Sequence[Meta], parts: Sequence[Tensor], as_batch: Strides) -> Strides:
     """Return the strides of a gradient that follow from the rows of a share with several of them (a collective).
 
-    If there is none, those of the batch if a single row may have them, else those that it has.
+    If there is none, those of the batch if a single row may have them, else those that it has, sample by sample.
     """
     meta, rows = max(zip(metas, parts, strict=True), key=lambda share: share[0].spec.local_size)
     size, local = meta.spec.local_size, meta.spec.local_strides(as_batch)
     strides = meta.spec.global_strides(rows, meta.shape)
     if size == 1 and same_layout(rows.shape, rows.stride(), local):
         strides = as_batch
+    elif size == 1:  # whose own stride may be any
+        dim, own = meta.spec.dim, rows.stride()
+        sample = max(length * own[at] for at, length in enumerate(rows.shape) if at != dim)
+        strides = (*own[:dim], sample, *own[dim + 1 :])
     mine = torch.tensor([min(size, 2), *strides], device="cpu")
     every = meta.spec.view.shares.processes.all_gather(mine).tolist()
     return tuple(max(every, key=lambda told: told[0])[1:])
