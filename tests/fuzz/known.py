@@ -2524,4 +2524,14 @@ HELD_ROWS = {
         "torch.vmap(lambda a, b: (a * b).sum())(x.sin().mT, x).sum().backward()",
         "(x.sin().mT * x).sum().backward()",
     ),
+    "writes outside of inference mode to tensors of it": on(
+        "(8, 3)",
+        "with torch.inference_mode(): y = x + 1",
+        "y[:].add_(10)",
+        "print(y)",
+        "for _ in range(5):",
+        "    with torch.inference_mode(): y.mul_(2)",
+        "y.mul_(2)",
+        "print(y)",
+    ),
 }

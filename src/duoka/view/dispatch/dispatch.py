@@ -466,19 +466,21 @@ def _replay_each_share(call: DescribedCall) -> Any:
         return NotImplemented
     if writes_beside(call) and overlapping_operands(call):
         return NotImplemented
-    outs = []
-    try:
-        for index, (program, view) in enumerate(zip(programs, first.siblings, strict=True)):
-            inputs = [of._by_share[index]._rows if type(of) is MultiShareBatch else of for of in call.inputs]
-            for at in call.plain if plain else ():
-                inputs[at] = view.replicate(inputs[at])
-            batches = [batch._by_share[index] for batch in call.batches]  # type: ignore[attr-defined]
+    outs, failed = [], None
+    for index, (program, view) in enumerate(zip(programs, first.siblings, strict=True)):
+        inputs = [of._by_share[index]._rows if type(of) is MultiShareBatch else of for of in call.inputs]
+        for at in call.plain if plain else ():
+            inputs[at] = view.replicate(inputs[at])
+        batches = [batch._by_share[index] for batch in call.batches]  # type: ignore[attr-defined]
+        try:
             outs.append(program(inputs, batches))
-        count_write(call.func, call.kwargs, call.batches)
-    except Outdated:
-        return NotImplemented
-    except Exception as error:
-        raise with_global_shapes(error, call) from None
+        except Outdated:
+            return NotImplemented
+        except Exception as error:  # the others may write what this share has written before
+            failed = failed or error
+    if failed is not None:
+        raise with_global_shapes(failed, call) from None
+    count_write(call.func, call.kwargs, call.batches)
     return join_results(outs, call.batches)  # type: ignore[arg-type]
 
 

@@ -211,12 +211,18 @@ def _run_all(tasks: list[_ShareTask], draws: bool, generators: Sequence[torch.Ge
     while True:
         state, mark = (random_states(), random_marks()) if draws else (None, None)
         states = [generator.get_state() for generator in generators]
+        failed: Exception | None = None
         for task, result in zip(tasks, results, strict=True):
             for generator, before in zip(generators, states, strict=True):
                 generator.set_state(before)
             if state is not None and task is not tasks[0] and mark != random_marks():
                 set_random_states(state)
-            task.resume(*result)
+            try:
+                task.resume(*result)
+            except Exception as error:  # the others may write what this one has written before
+                failed = failed or error
+        if failed is not None:
+            raise failed
         if tasks[0].waiting is None:
             return
         combine, _ = tasks[0].waiting
