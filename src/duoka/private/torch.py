@@ -112,6 +112,11 @@ with requiring("torch", torch.__version__):
     GROUP_ALIKE = (torch.optim.Optimizer, "_group_tensors_by_device_and_dtype")
     # Called by GradScaler.unscale_ for all gradients. Public: none.
     UNSCALE_ALL = torch._amp_foreach_non_finite_check_and_unscale_
+    # Called by torch.distributions to check values; of truth values alone. Public: torch.all, torch.any.
+    TRUTHS: dict[Any, Callable[[Tensor], Tensor]] = {
+        torch._is_all_true: torch.all,
+        torch._is_any_true: torch.any,
+    }
     # Whether `p.data = x` is possible, as `model.to` checks. Public: none.
     TYPES_AGREE = torch._has_compatible_shallow_copy_type
     # The engine with which scripts queue callbacks as `Variable._execution_engine`. Public: none.

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributions import Normal
 from torch.nn import functional as F
 
 from duoka.errors import Refused
@@ -219,6 +220,7 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     "sum": lambda x, y, c, w, v: x.sum() + (x * y).sum(0).pow(2).sum(),
     "mean": lambda x, y, c, w, v: x.mean() * y.mean((0, 2)).sum() + x.mean(0, keepdim=True).sum(),
     "any": lambda x, y, c, w, v: torch.stack([(x > 1).any(), (x > -9).all(), (x > 9).any(), (x > 0).all()]),
+    "any that distributions ask": lambda x, y, c, w, v: Normal(x, y.exp()).log_prob(y).sum(),
     "counts": lambda x, y, c, w, v: (x > 0).sum() + (c == 2).sum() + torch.count_nonzero(x > y) + c.max() - c.min(),
     "accuracy": lambda x, y, c, w, v: (x[:, 0].argmax(1) == c).float().mean(),
     "ce": lambda x, y, c, w, v: F.cross_entropy(x[:, 0], c),

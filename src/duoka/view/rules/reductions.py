@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.private.torch import TRUTHS
 from duoka.view.rules import statistics
 from duoka.view.rules.apart import rows_apart
 from duoka.view.rules.lookup import argument, from_left, functions
@@ -43,6 +44,12 @@ def reduce(func: Function, args: Args, kwargs: Kwargs) -> Any:
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
     return rows_apart(func, args, kwargs, dims)
+
+
+def truths(func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Compute whether all or any truth values are true, by a function that takes nothing else."""
+    is_known = not kwargs and isinstance(args[0], BatchTensor) and args[0].dtype is torch.bool
+    return reduce(TRUTHS[func], args, kwargs) if is_known else NotImplemented
 
 
 def _name_of(func: Function) -> str:
@@ -130,4 +137,5 @@ _OVER_THE_BATCH: dict[str, Callable[..., Any]] = {
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(ALONG, (Tensor, torch, torch.special)), reduce),
     **dict.fromkeys(functions("norm vector_norm matrix_norm", (torch.linalg,)), reduce),
+    **dict.fromkeys(TRUTHS, truths),
 }
