@@ -436,6 +436,19 @@ REFUSED = {
 }
 
 
+def test_a_refusal_that_the_script_catches_still_ends_the_run_badly(flow: Flow) -> None:
+    source = """
+model(next(iter(loader))[0])
+try:
+    torch.optim.LBFGS(model.parameters())
+except Exception:
+    print("caught")
+"""
+    found = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", flow.write("script.py", MODEL + source)])
+    assert (found.returncode, found.stdout) == (1, "caught\n")
+    assert "the script caught this, and went on: LBFGS makes one vector of all parameters" in found.stderr
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_is_refused(flow: Flow, name: str) -> None:
     text, expected = REFUSED[name]

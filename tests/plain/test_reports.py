@@ -64,6 +64,19 @@ def test_a_refusal_that_the_script_catches_still_ends_the_run_badly(flow: Flow, 
     assert "script.py:10" in result.stderr
 
 
+def test_a_refused_call_that_the_script_catches(flow: Flow) -> None:
+    source = """
+    try:
+        torch.distributed.init_process_group("gloo")
+    except Exception:
+        print("caught")
+"""
+    result = run(flow, HEAD + source, "--kind", "plain")
+    assert result.stdout == "caught\n"
+    assert result.returncode == 1
+    assert "the script caught this, and went on: script.py:10 calls torch.distributed" in result.stderr
+
+
 def test_a_refusal_inside_of_a_model_that_the_script_catches(flow: Flow) -> None:
     source = """
     from torch import nn

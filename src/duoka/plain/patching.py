@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
+from duoka.errors import Refused
 from duoka.private.torch import LAZY_METHODS
 from duoka.system.user_code import is_users
 
@@ -60,6 +61,7 @@ class _Here(threading.local):
 class Patches:
     """The replaced functions of a run, and their originals.
 
+    refused: is called with what a replacement raises to refuse, as the script may catch it.
     Child processes (loader workers) start without replacements.
     """
 
@@ -68,6 +70,7 @@ class Patches:
         self._here = _Here()
         self._undo: list[tuple[Any, str, Any]] = []
         self._at_end: list[Callable[[], None]] = []
+        self.refused: Callable[[Refused], None] = lambda refusal: None
         os.register_at_fork(after_in_child=self.undo)
 
     def around(self, space: Any, *names: str) -> Callable[[F], F]:
@@ -75,10 +78,20 @@ class Patches:
 
         def decorate(function: F) -> F:
             for name in names:
-                self.replace(space, name, lambda original: lambda *args, **how: function(original, *args, **how))
+                self.replace(space, name, lambda original: self._noting(functools.partial(function, original)))
             return function
 
         return decorate
+
+    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **how: Any) -> Any:
+            try:
+                return function(*args, **how)
+            except Refused as refusal:
+                self.refused(refusal)
+                raise
+
+        return call
 
     def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the function `space.name` by `make(original)`, which calls `original`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -39,17 +40,13 @@ def install(session: Session) -> None:
     for space in filter(None, (accelerator.module(), torch.accelerator)):
         names = [name for name in vars(space) if name.lower().endswith("graph") or name == "make_graphed_callables"]
         for name in names:
-            original = getattr(space, name)
-            session.patches.put(space, name, _refuse_graphs(f"{space.__name__}.{name}", original))
+            session.patches.around(space, name)(partial(_refuse_graph, f"{space.__name__}.{name}"))
 
 
-def _refuse_graphs(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def capture(*args: Any, **kwargs: Any) -> Any:
-        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):  # of torch.compile, on local rows
-            return original(*args, **kwargs)
-        raise Refused(
-            f"{user_line()} calls {name}: a graph repeats kernels without Python, so duoka cannot "
-            "share its batches out; leave the graph out, or run the script on one GPU"
-        )
-
-    return capture
+def _refuse_graph(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):  # of torch.compile, on local rows
+        return original(*args, **kwargs)
+    raise Refused(
+        f"{user_line()} calls {name}: a graph repeats kernels without Python, so duoka cannot "
+        "share its batches out; leave the graph out, or run the script on one GPU"
+    )

@@ -108,6 +108,7 @@ def open_session(
     for line in untested(torch.__version__):
         say(line)
     patches = Patches()
+    patches.refused = view.raised
     caller = Caller(patches, ranks)
     shared_random.rank_local = caller.is_rank_local
     ranks.all_ranks.reads_alone = lambda: patches.rank_local

@@ -88,7 +88,14 @@ class Sharded(BatchTensor):
     def __torch_function__(
         cls, func: Function, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return cls._called(func, types, args, kwargs or {})
+        except Refused as refusal:
+            batches_in((args, kwargs))[0]._spec.view.raised(refusal)
+            raise
+
+    @staticmethod
+    def _called(func: Function, types: Any, args: Args, kwargs: Kwargs) -> Any:
         if func == SET_DATA and isinstance(args[0], Sharded):
             return args[0]._set_data(args[1])
         if func is TYPES_AGREE:
