@@ -25,6 +25,8 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.all = nn.ParameterList(torch.randn(shape) for shape in ((7, 5), (2, 9), (1, 2, 11), (4, 3, 2)))
+        self.all.append(torch.randn(4, 3, 2).permute(2, 0, 1))
+        self.all.append(torch.randn(4, 2, 3, 3).to(memory_format=torch.channels_last))
         self.head, self.tied = nn.Linear(5, 7, bias=False), nn.Embedding(7, 5)
         self.head.weight = self.tied.weight = self.all[0]
         self.all[1].requires_grad = False
@@ -74,7 +76,7 @@ def test_a_file_has_the_records_of_one_device(
     found = torch.load(tmp_path / "net.pt", weights_only=False)
     assert found["net"].head.weight is found["net"].tied.weight
     assert found["net"].head.weight.data_ptr() == found["state"]["all.0"].data_ptr()
-    assert [parameter.requires_grad for parameter in found["net"].parameters()] == [True, False, True, True]
+    assert [parameter.requires_grad for parameter in found["net"].parameters()] == [True, False, *[True] * 4]
 
 
 def test_an_error_of_one_rank_is_raised_by_all(tmp_path: Path) -> None:

@@ -1694,6 +1694,19 @@ SHARDED = {
         "y.pow(2).sum().backward(); print(net.weight.grad, y.permute(0, 2, 3, 1).view(6, -1))",
         header=("torch.manual_seed(0); net = nn.Conv2d(2, 4, 2).to(memory_format=torch.channels_last)",),
     ),
+    "layouts of weights, their gradients and copies": on(
+        "(6, 2, 3, 3)",
+        "(net(x / 8).square().sum() + weight.square().sum()).backward(); opt.step(); copied = copy.deepcopy(net)",
+        "for p in (net.weight, weight, copied.weight):\n"
+        "    print(p.stride(), p, p.clone().stride(), torch.zeros_like(p).stride())",
+        "for p in (net.weight, weight): print(p.grad.stride(), p.grad, opt.state[p]['momentum_buffer'].stride())",
+        header=(
+            "torch.manual_seed(0); net = nn.Conv2d(2, 3, 2); import copy",
+            "net.weight = nn.Parameter(net.weight.detach().contiguous(memory_format=torch.channels_last))",
+            "weight = net.other = nn.Parameter(torch.randn(4, 2).t())",
+            "opt = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)",
+        ),
+    ),
     "a learning rate and a mask that are learned beside parameters only": on(
         "(6, 3)",
         "grads = torch.autograd.grad(net(x).pow(2).mean(), [*net.parameters()], create_graph=True)",

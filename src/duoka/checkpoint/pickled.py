@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from duoka.errors import WeightsError
 from duoka.private.torch import save_through
 from duoka.sharding.parameter import Sharded
 from duoka.system import disk
+from duoka.view.shares.strides import Strides, contiguous_strides, is_dense, memory_order
 from duoka.view.tensor.batch import BatchTensor
 
 _CENTRAL = struct.Struct("<4s24xHHH12x")  # of a zip file's directory: magic, lengths of name, extra field and comment
@@ -58,7 +60,8 @@ def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable
     among = holders(listed)
     if among is None:
         return
-    tensors: dict[Record, Tensor] = dict(zip(records, listed, strict=True))  # tied tensors have one record
+    in_order = map(_in_memory_order, listed)
+    tensors: dict[Record, Tensor] = dict(zip(records, in_order, strict=True))  # tied tensors have one record
     offsets = {record: record.start for record in sorted(tensors) if record.size}
     if not offsets:  # nothing but tensors without elements
         return
@@ -113,7 +116,8 @@ def outline(obj: Any, path: Path) -> list[Record]:
         rows = value.to_local()
         key = value._spec, rows.data_ptr(), rows.shape, rows.stride(), rows.dtype
         if key not in known:
-            known[key] = torch.empty(value.shape, dtype=value.dtype, device="cpu")  # its memory is never touched
+            # Its memory is never touched.
+            known[key] = torch.empty_strided(value.shape, _strides(value), dtype=value.dtype, device="cpu")
         stand_ins.append(known[key])
         made = known[key].detach()  # another tensor with this memory
         return (nn.Parameter(made, value.requires_grad) if isinstance(value, Sharded) else made).__reduce_ex__(2)
@@ -136,6 +140,19 @@ def outline(obj: Any, path: Path) -> list[Record]:
     disk.write(path, parts())
     _write_sums(path, sums)
     return [records[name] if name else Record(0, 0, ()) for name in skipped]
+
+
+def _strides(value: BatchTensor) -> Strides:
+    """Return the strides of a tensor in the file: its own, but for gaps and repetitions."""
+    shape, strides = value._meta.shape, value._meta.strides
+    return strides if is_dense(shape, strides) else contiguous_strides(shape)
+
+
+def _in_memory_order(value: BatchTensor) -> BatchTensor:
+    """Return the tensor with the order of dimensions in which its elements follow each other in the file."""
+    order = memory_order(_strides(value))
+    spec = replace(value._spec, dim=order.index(value._spec.dim))
+    return BatchTensor(value.to_local().detach().permute(order), spec)
 
 
 def _records(path: Path) -> dict[str, Record]:

@@ -45,7 +45,7 @@ def local_rows(tensor: Tensor) -> Tensor:
 
 def flat(tensor: Tensor) -> Tensor:
     """Return the bytes of this rank's rows; without a copy, if they are contiguous."""
-    return local_rows(tensor).resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return local_rows(tensor).resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def spans_of(offsets: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> list[Span]:

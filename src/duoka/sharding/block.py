@@ -34,8 +34,8 @@ from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
 from duoka.view.memory import history
 from duoka.view.shares.differentiable import GatherParameters
-from duoka.view.shares.strides import overwrite
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.shares.strides import is_dense, overwrite
+from duoka.view.tensor.batch import BatchTensor, laid_out
 from duoka.view.transforms import records_gradients
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ class Block:
 
     def __init__(self, blocks: Blocks, parameters: Sequence[Any]) -> None:
         self.blocks = blocks
-        self.shards = [BatchTensor(parameter._rows, parameter._meta.spec) for parameter in parameters]  # this rank's
+        metas = [parameter._meta for parameter in parameters]
+        self.shards = [  # this rank's
+            BatchTensor(parameter._rows, meta.spec, meta.strides)
+            for parameter, meta in zip(parameters, metas, strict=True)
+        ]
         # Block used before this one -> the block that was used after this one then.
         self.prefetch_targets: WeakKeyDictionary[Block, PrefetchTarget] = WeakKeyDictionary()
         self._packs: dict[Any, list[Pack]] = {}  # by where they are unsharded, and their indices
@@ -322,7 +326,7 @@ class Block:
         rows = self.shards[index]._rows
         grad = grad / self.blocks.view.ranks.world_size  # as the hook of `View.divide_gradient` does
         if rows.grad is None:
-            rows.grad = grad
+            rows.grad = laid_out(grad, rows.stride()) if is_dense(rows.shape, rows.stride()) else grad
         else:
             rows.grad += grad
 

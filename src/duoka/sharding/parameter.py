@@ -40,7 +40,18 @@ from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.offloaded import asked_device
-from duoka.view.tensor.batch import SET_DATA, Args, BatchTensor, Function, Kwargs, batches_in, may_write, set_rows
+from duoka.view.shares.strides import Strides
+from duoka.view.tensor.batch import (
+    SET_DATA,
+    Args,
+    BatchTensor,
+    Function,
+    Kwargs,
+    batches_in,
+    laid_out,
+    may_write,
+    set_rows,
+)
 from duoka.view.tensor.spec import Spec
 from duoka.view.transforms import records_gradients, without_modes
 
@@ -74,8 +85,9 @@ class Sharded(BatchTensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
         if id(self) not in memo:
             self._block.write_back()
-            rows = self._local.detach().clone().requires_grad_(self._rows.requires_grad)  # nn.Parameter: no gradient
-            memo[id(self)] = copy = Sharded(BatchTensor(rows, self._meta.spec, self._meta.strides))
+            cloned: Any = self.detach().clone()  # nn.Parameter: no gradient
+            rows = cloned._rows.requires_grad_(self._rows.requires_grad)
+            memo[id(self)] = copy = Sharded(BatchTensor(rows, self._meta.spec, cloned._meta.strides))
             Block(self._block.blocks, [copy])
         copied: Sharded = memo[id(self)]
         return copied
@@ -312,11 +324,11 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     dim = shard_dimension(parameter, view.ranks.world_size)
     assert dim is not None
     spec = Spec(view, view.partition(parameter.shape[dim]), dim)
-    rows = spec.partition.local_rows(parameter.detach(), dim).clone(memory_format=torch.contiguous_format)
+    rows, strides = _own_rows(parameter, spec)
     blocks.compute_on(rows.device)
     rows = rows if rows.is_meta else view.replicate(rows)
     set_version(rows, version_of(parameter))
-    leaf = BatchTensor(rows.requires_grad_(parameter.requires_grad), spec)
+    leaf = BatchTensor(rows.requires_grad_(parameter.requires_grad), spec, strides)
     grad, parameter.grad = parameter.grad, None
     _replace_contents(parameter, leaf)
     Block(blocks, [parameter])
@@ -333,8 +345,15 @@ def _replace_contents(parameter: Tensor, leaf: BatchTensor) -> None:
 
 def shard_like(tensor: Tensor, batch: BatchTensor) -> BatchTensor:
     """Return this rank's rows of a replicated tensor, divided as `batch` is and on the device of its rows."""
-    rows = batch._spec.local_rows(tensor.detach()).to(batch._rows.device)
-    return BatchTensor(rows.clone(memory_format=torch.contiguous_format), batch._spec)
+    rows, strides = _own_rows(tensor, batch._spec)
+    return BatchTensor(rows.to(batch._rows.device), batch._spec, strides)
+
+
+def _own_rows(tensor: Tensor, spec: Spec) -> tuple[Tensor, Strides]:
+    """Return a copy of this rank's rows of a tensor, laid out as it is, and its strides."""
+    strides = spec.strides_of(tensor)
+    rows = spec.partition.local_rows(tensor.detach(), spec.dim).clone()
+    return laid_out(rows, spec.local_strides(strides)), strides
 
 
 Sharded.__name__ = Sharded.__qualname__ = nn.Parameter.__name__
