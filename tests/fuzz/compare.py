@@ -66,7 +66,7 @@ def _is_rounding(program: Program, ranks: Ranks, met: Difference) -> bool:
     expected, played = play_on_one_device(other), ranks.play(other)
     events = [each.events[met.at].values for each in (expected, *played) if len(each.events) > met.at]
     values = [list(_floats(event)) for event in events]
-    if len(values) != 1 + len(played) or len({len(floats) for floats in values}) > 1:
+    if len(values) != 1 + len(played) or len({len(floats) for floats in values}) > 1 or not values[0]:
         return False
     by = max(_distance(values[0], floats) for floats in values[1:])
     return max(by, met.by) > min(by, met.by) * 2**20  # rounding: 2**29 times as much in the one as in the other

@@ -1072,7 +1072,8 @@ OTHERS = {
         "with torch.no_grad(): x.mul_(0.5)",
         "(x * w).sum().backward(); x.data.sub_(1)",
         header=(
-            "torch.set_default_dtype(torch.float64); data = data.double(); w = torch.ones(3, requires_grad=True)",
+            "torch.set_default_dtype(torch.float64); data = data.to(torch.float64)",
+            "w = torch.ones(3, requires_grad=True)",
         ),
     ),
     "a transform of a function of columns": on(
@@ -2031,6 +2032,24 @@ SHARDED = {
         header=(
             "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))",
             "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
+    ),
+    "a write to the data of a weight, before the pass through a pass": on(
+        "(4, 3)",
+        "x.requires_grad_(); g, = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)",
+        "net.weight.data[0, 0] = step + 2; net.zero_grad(); g.square().mean().backward(); print(net.weight.grad)",
+        header=(
+            "torch.set_default_dtype(torch.float64); data = data.to(torch.float64)",
+            "torch.manual_seed(0); net = nn.Linear(3, 4)",
+        ),
+    ),
+    "a weight that is frozen between the passes, while another has a hook": on(
+        "(4, 3)",
+        "loss = net(x).square().mean(); net[1].weight.requires_grad_(step == 2); loss.backward()",
+        "print([p.grad for p in net.parameters()])",
+        header=(
+            "torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))",
+            "hook = net[0].weight.register_hook(lambda g: print(g))",
         ),
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,10 @@ def install(session: Session) -> None:
     """Intercept `torch.autograd.backward` (also behind `loss.backward()`) and `torch.autograd.grad`."""
     view = session.view
 
+    def recording(how: dict[str, Any]) -> AbstractContextManager[None]:
+        records = how.get("create_graph") and transform_level() is None  # a transform takes no hooks
+        return session.strategy.recording() if records else nullcontext()
+
     @session.patches.around(torch.autograd, "backward")
     def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         batches = batches_in((args, kwargs))
@@ -43,7 +47,7 @@ def install(session: Session) -> None:
         _write_back_copies(view)
         refuses = isinstance(root, Tensor) and not root.requires_grad  # torch does, before the pass begins
         try:
-            with nullcontext() if refuses else session.strategy.backward(user_line()):
+            with nullcontext() if refuses else session.strategy.backward(user_line()), recording(kwargs):
                 original(*args, **kwargs)
             if view.aliased.copies:  # the script may hold rows of a batch's gradient
                 view.shares.each(lambda index: view.siblings[index].aliased.gather_stale())
@@ -60,7 +64,7 @@ def install(session: Session) -> None:
             return _one_by_one(partial(grad, original), how)
         outputs, inputs = how.pop("outputs"), how.pop("inputs")
         _write_back_copies(view)
-        with session.strategy.returning():
+        with session.strategy.returning(), recording(how):
             # Batches have a rule of their own; torch.func is given whole tensors.
             if batches_in((outputs, inputs)) or transform_level() is not None:
                 return original(*args, **kwargs)

@@ -291,8 +291,9 @@ class Block:
         for place, index in enumerate(dict.fromkeys([*arrived, *reached])):
             if (parameter := self._parameters[index]()) is not None:
                 self.blocks.on_gradient(parameter)
-            if arrived:  # let autograd call the hooks on the shards in this order
-                run_first(get_gradient_edge(self.shards[index]._rows).node, place)
+            rows = self.shards[index]._rows
+            if arrived and rows.requires_grad:  # let autograd call the hooks on the shards in this order
+                run_first(get_gradient_edge(rows).node, place)
         if torch.is_grad_enabled():  # with create_graph
             return [self._total(index, reached[index]) if index in reached else None for index in indices]
         self.reshard()  # the backward pass has left it

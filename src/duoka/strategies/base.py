@@ -69,6 +69,10 @@ class Strategy:
         """Return a context for a pass that returns gradients, maybe inside another one."""
         return nullcontext()
 
+    def recording(self) -> AbstractContextManager[None]:
+        """Return a context for a pass that is recorded by autograd, too (`create_graph`)."""
+        return nullcontext()
+
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
         return nullcontext()

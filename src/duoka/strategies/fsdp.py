@@ -30,7 +30,7 @@ from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hook
 from duoka.sharding.block import Block, divide, groups
 from duoka.sharding.blocks import Blocks
 from duoka.sharding.gradient_norms import GradientNorms
-from duoka.sharding.parameter import Sharded, shard, shard_dimension, shard_like
+from duoka.sharding.parameter import Sharded, saving_positions, shard, shard_dimension, shard_like
 from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
@@ -187,6 +187,10 @@ class ModelSharding:
             yield
         finally:
             blocks.no_sync = before
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Return a context for a pass with `create_graph`: it saves the positions of parameters, not their memory."""
+        return saving_positions(self._blocks, {})
 
     def deferring(self) -> AbstractContextManager[None]:
         """Return a context of a backward pass, at whose end all gradients are in `.grad`."""
@@ -393,6 +397,12 @@ class Fsdp(Ddp):
     def backward(self, site: str) -> Iterator[None]:
         hybrid = nullcontext() if self._hybrid is None else self._hybrid.deferring()
         with super().backward(site), self._sharding.deferring(), hybrid:
+            yield
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        hybrid = nullcontext() if self._hybrid is None else self._hybrid.recording()
+        with self._sharding.recording(), hybrid:
             yield
 
     def close(self) -> None:
