@@ -2566,4 +2566,9 @@ HELD_ROWS = {
         "y.mul_(2)",
         "print(y)",
     ),
+    "a nested tensor of batches": on(
+        "(8, 3)",
+        "nested = torch.nested.nested_tensor([x, x.mT, x * 2])",
+        "print([part.tolist() for part in nested.unbind()])",
+    ),
 }

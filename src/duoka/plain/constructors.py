@@ -34,6 +34,7 @@ def install(session: Session) -> None:
 
     @patches.around(torch, "tensor", "asarray", "to_dlpack", "unique_consecutive", *_SPARSE)
     @patches.around(torch.utils.dlpack, "to_dlpack")
+    @patches.around(torch.nested, "nested_tensor")
     def of_whole(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return compute_whole(original, args, kwargs) if batches_in((args, kwargs)) else original(*args, **kwargs)
 
