@@ -2571,4 +2571,12 @@ HELD_ROWS = {
         "nested = torch.nested.nested_tensor([x, x.mT, x * 2])",
         "print([part.tolist() for part in nested.unbind()])",
     ),
+    "hooks that are registered where autograd records nothing": on(
+        "(8, 3)",
+        "h = x * scale; k = (x * scale).mT",
+        "with torch.inference_mode(): h.register_hook(lambda grad: grad * 2)",
+        "with torch.no_grad(): k.register_hook(lambda grad: grad * 3)",
+        "(h.sin().sum() + k.cos().sum()).backward(); print(scale.grad, h.requires_grad, k.requires_grad)",
+        header=("scale = torch.ones((), requires_grad=True)",),
+    ),
 }

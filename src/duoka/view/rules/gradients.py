@@ -406,8 +406,9 @@ class JointGradient:
         with unnumbered():
             for index, part in enumerate(rows):
                 originals.register_hook(part, partial(self._check, index))
-        joined = _Joined.apply(self, *rows)
-        for share, part, before in zip(batch._shares, map(with_own_node, joined), rows, strict=True):
+        with torch.inference_mode(False), torch.enable_grad():  # wherever the script registers a hook
+            joined = [*map(with_own_node, _Joined.apply(self, *rows))]
+        for share, part, before in zip(batch._shares, joined, rows, strict=True):
             part.duoka_joint, part.duoka_after_hooks = self, before
             part.duoka_node = ref(part.grad_fn)
             if before.retains_grad:
