@@ -2579,4 +2579,13 @@ HELD_ROWS = {
         "(h.sin().sum() + k.cos().sum()).backward(); print(scale.grad, h.requires_grad, k.requires_grad)",
         header=("scale = torch.ones((), requires_grad=True)",),
     ),
+    "gradients with a graph, asked for where autograd records nothing": on(
+        "(8, 3)",
+        "x.requires_grad_(); total = (x * scale).sin().sum()",
+        "with torch.no_grad(): grads = torch.autograd.grad(total, [scale, x], create_graph=True)",
+        "print(grads, torch.autograd.grad(sum(grad.square().sum() for grad in grads), [scale, x]))",
+        "h = x * scale; h.retain_grad(); h.sin().sum().backward(create_graph=True)",
+        "with torch.no_grad(): print(h.grad.requires_grad)",
+        header=("scale = torch.ones((), requires_grad=True)",),
+    ),
 }

@@ -74,9 +74,10 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if grads[0] is None:
         return None
     is_leaf, view = rows[0].is_leaf, batch._spec.view
-    if not is_leaf:
-        grads = [grad / view.ranks.world_size for grad in grads]
-    gradient = gradient_of([share._meta for share in shares], grads, accumulated=is_leaf)
+    with torch.set_grad_enabled(grads[0].requires_grad):  # as in the pass
+        if not is_leaf:
+            grads = [grad / view.ranks.world_size for grad in grads]
+        gradient = gradient_of([share._meta for share in shares], grads, accumulated=is_leaf)
     for of, part, grad in zip(rows, gradient._shares, grads, strict=True):
         if not is_leaf:
             of.grad = None
@@ -258,10 +259,11 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     unused_raises = several and not unused_allowed
     how["allow_unused"] = several or unused_allowed
     gradients = iter(originals.grad(outputs, flat, **how))
-    totals = [
-        _true_gradient([next(gradients) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
-    ]
     with torch.set_grad_enabled(bool(how.get("create_graph"))):  # as in the pass
+        totals = [
+            _true_gradient([next(gradients) for _ in parts], of, view)
+            for of, parts in zip(inputs, of_each, strict=True)
+        ]
         totals = [
             total if total is None or of not in view.leaf_hooks else call_hooks(view.leaf_hooks[of], total)
             for total, of in zip(totals, inputs, strict=True)
