@@ -215,6 +215,10 @@ def test_a_model_that_stays_whole_is_named(flow: Flow) -> None:
     ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok()
     assert ran.stdout == one.stdout
     assert "strategy fsdp: Net stays whole on every rank" in ran.stderr
+    sparse = MODEL + "print(nn.Embedding(9, 4, sparse=True)(torch.arange(6).view(2, 3)).shape)"
+    ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", flow.write("sparse.py", sparse)]).ok()
+    assert "Embedding stays whole on every rank" in ran.stderr
+    assert "or sparse gradients" in ran.stderr
 
 
 PADDED = """
