@@ -103,8 +103,8 @@ class ModelSharding:
         if parameters and not any(isinstance(parameter, Sharded) or is_lazy(parameter) for parameter in parameters):
             self._say(
                 f"strategy fsdp: {type(module).__name__} stays whole on every rank, as its parameters have fewer "
-                "entries than there are ranks or sparse gradients, or something else shares their memory, or they are "
-                "no nn.Parameter"
+                "entries than there are ranks or sparse gradients, or something else shares their memory, or they "
+                "are no nn.Parameter"
             )
 
     def _name_missing(self, module: nn.Module) -> None:
