@@ -2588,4 +2588,20 @@ HELD_ROWS = {
         "with torch.no_grad(): print(h.grad.requires_grad)",
         header=("scale = torch.ones((), requires_grad=True)",),
     ),
+    "strides of gradients that are one number for many entries": on(
+        "(6, 4, 3)",
+        "x.requires_grad_(); h = x * 1; t = x.transpose(0, 1) * 1",
+        "sums = [h.sum(), (h + 1).mean(), h.sum(0).sum(), h.mean(0).exp().sum(), h.sum((1, 2)).exp().sum()]",
+        "sums += [h[:, 1:].sum(), h.transpose(1, 2).sum(1).exp().sum(), torch.cat([h, h], 2).sum()]",
+        "for loss in sums: print([(g.stride(), g) for g in torch.autograd.grad(loss, [x, h], retain_graph=True)])",
+        "print([torch.autograd.grad(f(t.transpose(0, 1)), t)[0].stride() for f in (torch.sum, torch.mean)])",
+        "h.register_hook(lambda g: print(g.stride())); x.register_hook(lambda g: print(g.stride()))",
+        "h.sum().backward(retain_graph=True); g, = torch.autograd.grad(h.sum(), h)",
+        "g.mul_(2)",
+        "m = h.mean(); torch.autograd.grad(m, h, retain_graph=True); print(torch.autograd.grad(m, h)[0].stride())",
+    ),
+    "a second pass through a mean, which saves nothing": on(
+        "(6, 3)",
+        "x.requires_grad_(); m = x.mean(); m.backward(); m.backward(); print(x.grad)",
+    ),
 }

@@ -22,7 +22,7 @@ from duoka.plain.session import Session
 from duoka.private.torch import WithoutTorchFunctions, backward_engine, note_constructors, tree_map_only
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.rules.lookup import argument
-from duoka.view.shares.differentiable import StraightThrough
+from duoka.view.shares.layout import StraightThrough
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.whole import compute_whole, gather_sharing
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from duoka.collectives.base import Collectives
 from duoka.hardware.accelerator import CopyStream
+from duoka.view.shares.layout import laid_out
 from duoka.view.shares.strides import contiguous_strides
-from duoka.view.tensor.batch import BatchTensor, laid_out
+from duoka.view.tensor.batch import BatchTensor
 
 Kind = tuple[int, torch.dtype, torch.device]  # of a tensor to be gathered: number of entries, dtype, device
 Arriving = Callable[[], dict[int, Tensor]]  # waits for gradients that are copied to the host, by index

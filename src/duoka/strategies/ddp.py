@@ -12,7 +12,7 @@ from duoka.private.torch import copy_all_, is_immutable_zero
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, uncompressed
 from duoka.view.originals import unnumbered, when_accumulated
-from duoka.view.shares.differentiable import StraightThrough
+from duoka.view.shares.layout import StraightThrough
 
 
 class Ddp(Bucketed):

@@ -32,6 +32,7 @@ from duoka.view.originals import register_hook, unnumbered
 from duoka.view.recent import KEPT, Recent
 from duoka.view.saved_copies import SavedCopies
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
+from duoka.view.shares.layout import laid_out_like
 from duoka.view.shares.local import ExactShares, LocalShares, Outdated, ShareCollectives
 from duoka.view.shares.partition import Partition
 from duoka.view.tally import Tally
@@ -285,7 +286,9 @@ class View:
             self.shares.recorder.abandon()
         size = self.ranks.world_size
         with unnumbered():
-            self._divided[rows] = handle = register_hook(rows, lambda grad: None if grad is None else grad / size)
+            self._divided[rows] = handle = register_hook(
+                rows, lambda grad: None if grad is None else laid_out_like(grad / size, grad)
+            )
         move_hook_first(rows, handle.id)  # the script's, of a parameter that was frozen, get the divided gradient
 
     def all_sum(self, part: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from duoka.view.memory import (
     same_memory,
     version,
 )
-from duoka.view.shares.differentiable import StraightThrough
+from duoka.view.shares.layout import StraightThrough, laid_out
 from duoka.view.shares.strides import overwrite
 from duoka.view.tensor.batch import (
     Args,
@@ -46,7 +46,6 @@ from duoka.view.tensor.batch import (
     MultiShareBatch,
     batches_in,
     join_results,
-    laid_out,
     may_write,
     note_gathered,
     of_share,

@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 from duoka.private.torch import set_version, tree_map_only
 from duoka.view.dispatch.replay import DescribedCall
 from duoka.view.memory import same_memory, version
-from duoka.view.shares.differentiable import StraightThrough
+from duoka.view.shares.layout import StraightThrough
 from duoka.view.shares.strides import is_dense
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.whole import compute_whole

@@ -24,6 +24,7 @@ from duoka.private.torch import is_view
 from duoka.view import originals
 from duoka.view.originals import unnumbered
 from duoka.view.shares.differentiable import AllReduceSum, with_own_node
+from duoka.view.shares.layout import laid_out, laid_out_like
 from duoka.view.shares.strides import Strides, contiguous_strides, is_dense, same_layout
 from duoka.view.tensor.batch import (
     Args,
@@ -33,7 +34,6 @@ from duoka.view.tensor.batch import (
     Rule,
     gather_all,
     join,
-    laid_out,
     rows_by_share,
     set_rows,
 )
@@ -76,7 +76,7 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     is_leaf, view = rows[0].is_leaf, batch._spec.view
     with torch.set_grad_enabled(grads[0].requires_grad):  # as in the pass
         if not is_leaf:
-            grads = [grad / view.ranks.world_size for grad in grads]
+            grads = [laid_out_like(grad / view.ranks.world_size, grad) for grad in grads]
         gradient = gradient_of([share._meta for share in shares], grads, accumulated=is_leaf)
     for of, part, grad in zip(rows, gradient._shares, grads, strict=True):
         if not is_leaf:
@@ -204,7 +204,7 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
             weighing += [None] * len(tensor._shares)
         else:
             size = tensor._spec.view.ranks.world_size
-            weighing += [rows * size for rows in rows_of_gradient(weight, tensor)]
+            weighing += [laid_out_like(rows * size, rows) for rows in rows_of_gradient(weight, tensor)]
     return weighing
 
 
@@ -357,7 +357,7 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
     def of_share(part: Tensor | None, rows: Tensor) -> Tensor:
         if part is None:
             return torch.zeros_like(rows)
-        return part if rows.is_leaf else part / shares.world_size  # divided on arrival
+        return part if rows.is_leaf else laid_out_like(part / shares.world_size, part)  # divided on arrival
 
     rows = [of_share(part, rows) for part, rows in zip(received, rows_by_share(of), strict=True)]
     return gradient_of([share._meta for share in of._shares], rows)
@@ -426,9 +426,10 @@ class JointGradient:
 
     def call(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call the hooks in turn, and return the gradients of the shares' rows."""
-        gradient = gradient_of(self._metas, [grad / self._scale for grad in grads])
+        gradient = gradient_of(self._metas, [laid_out_like(grad / self._scale, grad) for grad in grads])
         changed = call_hooks(self._hooks, gradient)
-        self.sent = tuple(rows * self._scale for rows in rows_of_gradient(changed, gradient))
+        changed_rows = rows_of_gradient(changed, gradient)
+        self.sent = tuple(laid_out_like(rows * self._scale, rows) for rows in changed_rows)
         return self.sent
 
     def _check(self, index: int, grad: Tensor) -> None:
@@ -458,8 +459,11 @@ def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[
     def rows_hook(grad: Tensor | None) -> Tensor | None:
         if grad is None:
             return None
-        out = hook(gradient_of([batch._meta], [grad / scale]))
-        return None if out is None else rows_of_gradient(out, batch)[0] * scale
+        out = hook(gradient_of([batch._meta], [laid_out_like(grad / scale, grad)]))
+        if out is None:
+            return None
+        rows = rows_of_gradient(out, batch)[0]
+        return laid_out_like(rows * scale, rows)
 
     return rows_hook
 

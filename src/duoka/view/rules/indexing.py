@@ -28,7 +28,8 @@ from duoka.view.rules.lookup import (
     shape_of,
 )
 from duoka.view.rules.recurrent import select_rows
-from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, laid_out
+from duoka.view.shares.layout import laid_out
+from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 from duoka.view.tensor.spec import Spec
 
 _ALL = slice(None)

@@ -15,6 +15,7 @@ from duoka.view.rules import statistics
 from duoka.view.rules.apart import rows_apart
 from duoka.view.rules.lookup import argument, from_left, functions
 from duoka.view.rules.pointwise import pointwise
+from duoka.view.shares.layout import DenseGradient
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule
 
 ALONG = """
@@ -98,9 +99,12 @@ def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype:
     kind = dtype or batch.dtype
     if not (kind.is_floating_point or kind.is_complex):
         return torch.mean(batch._local, dtype=dtype)  # raises
-    total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
+    view = batch._spec.view
+    rows = view.shares.recorded(DenseGradient.apply, batch._local) if batch._local.requires_grad else batch._local
+    total = view.all_sum(_dense(rows, dims, keepdim, dtype))
     count = prod(batch.shape) if dims is None else prod(batch.shape[dim] for dim in dims)
-    return _restored(total / count, batch, dtype)
+    # Unlike `total / count`, it saves nothing that a second pass would miss.
+    return _restored(torch.ops.aten.div.Scalar(total, count), batch, dtype)
 
 
 def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdim: bool) -> Tensor:

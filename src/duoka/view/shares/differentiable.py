@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import backward_of, is_view
+from duoka.view.shares.layout import StraightThrough, laid_out_like
 from duoka.view.shares.local import LocalShares
 from duoka.view.shares.partition import Partition
 
@@ -38,7 +39,8 @@ class AllReduceSum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if grads[0] is None:  # as a script's own Function may return
             return None, *[None] * ctx.count
-        return None, *(grad * ctx.shares.world_size for grad in _replicated(grads[0], ctx.shares))
+        size = ctx.shares.world_size
+        return None, *(laid_out_like(grad * size, grad) for grad in _replicated(grads[0], ctx.shares))
 
 
 class Replicate(torch.autograd.Function):
@@ -65,19 +67,6 @@ class Replicate(torch.autograd.Function):
 def _replicated(grad: Tensor, shares: LocalShares) -> tuple[Tensor, ...]:
     """Replicate a gradient for each local share; without `create_graph` no graph is needed."""
     return Replicate.apply(shares, grad) if torch.is_grad_enabled() else (grad,) * shares.count
-
-
-class StraightThrough(torch.autograd.Function):
-    """`values` in the forward pass, of the shape of `tensor`, which gets their gradient unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, values: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        return values.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return *grads, None
 
 
 def with_own_node(rows: Tensor) -> Any:

@@ -15,10 +15,9 @@ from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, set_version, tree_leaves, tree_map_only
 from duoka.system.user_code import user_line
 from duoka.view.copy_memory import CopyMemory
-from duoka.view.shares.differentiable import StraightThrough
-from duoka.view.shares.strides import Strides, is_dense, memory_order, same_layout, without_repetitions
+from duoka.view.shares.layout import laid_out
+from duoka.view.shares.strides import Strides, without_repetitions
 from duoka.view.tensor.spec import Meta, Spec
-from duoka.view.transforms import operators_are_observed
 from duoka.view.view import View
 
 Function = Callable[..., Any]
@@ -307,37 +306,6 @@ def note_gathered(batch: BatchTensor, full: Tensor) -> None:
     """Note a gathered copy of a batch, which autograd may save."""
     for share in batch._shares:
         share._spec.view.saved.note_gathered(share._rows, share._spec, batch._meta.strides, full)
-
-
-def laid_out(tensor: Tensor, strides: Strides, offset: int = 0, size: int = 0) -> Tensor:
-    """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records.
-
-    offset, size: the place of its first element in its memory, and the number of elements that this has; default:
-    what it needs.
-    """
-    if same_layout(tensor.shape, tensor.stride(), strides) and size in (0, tensor.numel()):
-        # torch compares the strides of dimensions of size 1, too, to tell whether two tensors are the same memory.
-        records = tensor.requires_grad and torch.is_grad_enabled()
-        if tensor.stride() == strides or (records and operators_are_observed()):
-            return tensor
-        values = tensor.detach().as_strided(tensor.shape, strides).detach()  # no view, as no copy is
-        return StraightThrough.apply(tensor, values) if records else values
-    every, tensor = tensor, without_repetitions(tensor, strides)
-    if tensor is not every and every.requires_grad and torch.is_grad_enabled() and not operators_are_observed():
-        # Each repetition has a gradient of its own.
-        values = laid_out(tensor.detach(), strides, offset, size).expand(every.shape)
-        return StraightThrough.apply(every, values)  # type: ignore[no-any-return]
-    order = memory_order(strides)
-    if is_dense(tensor.shape, strides) and size in (0, tensor.numel()):
-        tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
-        tensor = laid_out(tensor, strides)  # dimensions of size 1
-    else:
-        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-        if size:
-            copy.set_(tensor.new_empty(size).untyped_storage(), offset, tensor.shape, strides)
-        tensor = copy.copy_(tensor)
-        set_version(copy, 0)
-    return tensor.expand(every.shape)
 
 
 # Scripts print the names of types.

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from duoka.private.torch import WithoutTorchFunctions, is_view, memory_of, set_version, tree_leaves, tree_map_only
 from duoka.view.generators import random_states, set_random_states
+from duoka.view.shares.layout import laid_out
 from duoka.view.shares.strides import Strides, contiguous_strides, local_distance, overwrite, same_layout
-from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in, laid_out
+from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in
 from duoka.view.tensor.spec import Spec, zeros
 from duoka.view.transforms import without_modes
 from duoka.view.view import View
