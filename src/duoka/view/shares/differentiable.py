@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import backward_of, is_view
-from duoka.view.shares.layout import StraightThrough, laid_out_like
+from duoka.view.shares.layout import StraightThrough, laid_out, laid_out_like
 from duoka.view.shares.local import LocalShares
 from duoka.view.shares.partition import Partition
+from duoka.view.shares.strides import local_strides
 
 Keep = Callable[[Sequence[Tensor | None]], bool]
 
@@ -103,11 +104,13 @@ class AllGatherRows(torch.autograd.Function):
         if grads[0] is None:
             return None, None, *[None] * len(ctx.partitions)
         each = zip(_replicated(grads[0], ctx.shares), ctx.partitions, strict=True)
-        return (
-            None,
-            None,
-            *(grad.narrow(0, partition.start, partition.rows) * ctx.shares.world_size for grad, partition in each),
-        )
+        return None, None, *(_own_rows(grad, partition, ctx.shares.world_size) for grad, partition in each)
+
+
+def _own_rows(grad: Tensor, partition: Partition, size: int) -> Tensor:
+    """Return a share's rows of a gradient, times `size`, laid out as the whole."""
+    strides = local_strides(grad.stride(), 0, 1, partition.n, partition.rows)
+    return laid_out(grad.narrow(0, partition.start, partition.rows) * size, strides)
 
 
 class GatherParameters(torch.autograd.Function):
