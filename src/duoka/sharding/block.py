@@ -34,8 +34,9 @@ from duoka.sharding.pack import Arriving, Kind, Pack
 from duoka.system.user_code import is_called_by, user_line
 from duoka.view.memory import history
 from duoka.view.shares.differentiable import GatherParameters
+from duoka.view.shares.layout import laid_out
 from duoka.view.shares.strides import is_dense, overwrite
-from duoka.view.tensor.batch import BatchTensor, laid_out
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.transforms import records_gradients
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.offloaded import asked_device
+from duoka.view.shares.layout import laid_out
 from duoka.view.shares.strides import Strides
 from duoka.view.tensor.batch import (
     SET_DATA,
@@ -48,7 +49,6 @@ from duoka.view.tensor.batch import (
     Function,
     Kwargs,
     batches_in,
-    laid_out,
     may_write,
     set_rows,
 )
