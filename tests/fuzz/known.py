@@ -2604,4 +2604,11 @@ HELD_ROWS = {
         "(6, 3)",
         "x.requires_grad_(); m = x.mean(); m.backward(); m.backward(); print(x.grad)",
     ),
+    "attributes of a state dict that is saved with batches": on(
+        "(6, 3)",
+        "net(x).sum().backward(); buffer = io.BytesIO(); torch.save([net.state_dict(), x], buffer); buffer.seek(0)",
+        "print(len(buffer.getvalue()), torch.load(buffer)[0]._metadata)",
+        "buffer = io.BytesIO(); torch.save(dict(net.named_parameters()), buffer); print(len(buffer.getvalue()))",
+        header=("import io; torch.manual_seed(0); net = nn.Linear(3, 4)",),
+    ),
 }

@@ -53,7 +53,7 @@ def install(session: Session) -> None:
             with ExitStack() as stack:  # offloaded parameters stay on the host: a card may not hold all of them
                 for parameters in view.sharded:
                     stack.enter_context(parameters.gathering_on(parameters.device))
-                obj = gather_sharing(obj, but=is_sharded if together else lambda batch: False)
+                obj = gather_sharing(obj, is_sharded if together else lambda batch: False, _as_parameter)
         if together and not args and not kwargs and _save_together(session, obj, f):
             return
         if together:
@@ -186,6 +186,10 @@ def _holds_batches(obj: Any) -> bool:
 def _write(path: Any, data: io.BytesIO) -> None:
     with io.FileIO(path, "w") as file:
         file.write(data.getbuffer())
+
+
+def _as_parameter(batch: BatchTensor, full: Tensor) -> Tensor:
+    return nn.Parameter(full.detach(), batch.requires_grad) if isinstance(batch, Sharded) else full
 
 
 def _is_plain(path: Any) -> bool:

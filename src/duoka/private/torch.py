@@ -10,6 +10,7 @@ import inspect
 import os
 import pickle
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -201,6 +202,10 @@ def tree_map_only(kind: Any, function: Callable[[Any], Any], tree: Any) -> Any:
         return this([tree_map_only(kind, function, item) for item in tree])
     if this is dict:
         return {key: tree_map_only(kind, function, value) for key, value in tree.items()}
+    if this is OrderedDict:
+        mapped = OrderedDict((key, tree_map_only(kind, function, value)) for key, value in tree.items())
+        vars(mapped).update(vars(tree))  # `_metadata` of a state dict
+        return mapped
     if this in _LEAVES or issubclass(this, Tensor):
         return function(tree) if isinstance(tree, kind) else tree
     return _tree_map_only(kind, function, tree)

@@ -130,13 +130,19 @@ def _kept_by_functions(out: Any) -> list[dict[str, Any]]:
     return [vars(node) for node in nodes if isinstance(node, BackwardCFunction)]
 
 
-def gather_sharing(tree: Any, but: Callable[[BatchTensor], bool] = lambda batch: False) -> Any:
+def gather_sharing(
+    tree: Any,
+    but: Callable[[BatchTensor], bool] = lambda batch: False,
+    made: Callable[[BatchTensor, Tensor], Tensor] = lambda batch, full: full,
+) -> Any:
     """All-gather the batches in nested containers; those of one memory share it, if one of them holds the others.
 
-    but: returns True for those that stay as they are.
+    but: returns True for those that stay as they are. made: returns what takes the place of a batch.
     """
-    copies = _gathered([batch for batch in batches_in(tree) if not but(batch)])
-    return tree_map_only(BatchTensor, lambda batch: batch if but(batch) else copies[id(batch)].argument, tree)
+    batches = [batch for batch in batches_in(tree) if not but(batch)]
+    copies = _gathered(batches)
+    whole = {id(batch): made(batch, copies[id(batch)].argument) for batch in batches}
+    return tree_map_only(BatchTensor, lambda batch: batch if but(batch) else whole[id(batch)], tree)
 
 
 def _gathered(
