@@ -102,7 +102,7 @@ class View:
         self.metas = Recent(KEPT)  # (spec, shape, type, strides) -> the Meta of such a batch
         self.programs = Recent(KEPT)  # key of a call -> the program recorded from its rule (dispatch/replay.py)
         self.calls = Recent(KEPT)  # key -> its calls without one
-        self.outcomes = Recent(KEPT)  # key -> what the call returns on one device (tensor/outcome.py)
+        self.outcomes = Recent(KEPT)  # key -> what the call returns, or saves, on one device (tensor/outcome.py)
         self.refusal: Refused | None = None  # the first that was raised in the script, which may have caught it
         self.weights: tuple[float, ...] = ()  # of each rank's share of a batch (`Partition`); empty: they are even
         self.largest = 0  # samples of the largest batch that was split

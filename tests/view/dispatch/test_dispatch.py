@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from duoka.errors import Refused
+from duoka.view.dispatch import dispatch
 from duoka.view.shares.local import ExactShares
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View, exact_view
@@ -213,3 +214,19 @@ def test_a_module_s_parameters_are_wrapped_once_for_each_tensor() -> None:
     old = layer.weight
     on_ranks(1, on_rank)
     assert [id(leaf) for leaf in adopted] == [id(old), id(layer.bias), id(layer.weight)]
+
+
+def test_what_autograd_saves_of_a_single_row_is_asked_once_for_each_kind_of_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    saves = dispatch.saves_copies_of
+    monkeypatch.setattr(dispatch, "saves_copies_of", lambda *call: asked.append(call[0]) or saves(*call))
+    lstm = nn.LSTM(4, 3, 2, dropout=0.1, batch_first=True)  # which draws, so that its calls are not recorded
+
+    def on_rank(view: View) -> None:
+        for _ in range(6):
+            lstm(shared(view, whole(2, 12).view(2, 3, 4)))
+
+    on_ranks(2, on_rank)
+    assert 0 < asked.count(torch.lstm) <= 2

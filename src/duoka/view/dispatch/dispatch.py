@@ -372,7 +372,14 @@ def _unsaved(call: DescribedCall) -> set[int]:
         return set()
     if all(batch._spec.determines_strides for batch in call.batches):
         return set()
-    return {id(batch) for batch in saves_copies_of(call.func, call.args, call.kwargs)}
+    batches, outcomes, key = [*batches_in((call.args, call.kwargs))], call.view.outcomes, (saves_copies_of, call.key)
+    places: tuple[int, ...] | None = outcomes[key] if call.key is not None else None
+    if places is None:  # torch's "meta" computes in Python, an LSTM in many steps
+        unsaved = {id(batch) for batch in saves_copies_of(call.func, call.args, call.kwargs)}
+        places = tuple(place for place, batch in enumerate(batches) if id(batch) in unsaved)
+        if call.key is not None:
+            outcomes.keep(key, places)
+    return {id(batches[place]) for place in places}
 
 
 def _with_copies(call: DescribedCall, copies: set[int]) -> tuple[Args, Kwargs]:
