@@ -179,7 +179,7 @@ class Blocks:
             oldest.reshard()
 
     def write_back(self) -> None:
-        """Copy what the script has written to unsharded parameters, and to views of them, into the shards."""
+        """Copy what the script has written through views of unsharded parameters into the shards."""
         for block in [*self._unsharded]:
             block.write_back()
         self.views.write_back()

@@ -57,6 +57,7 @@ class Views:
         self._blocks = blocks
         # Parameters of which the script may hold views -> writes to the shard so far. The same on all ranks.
         self._given: dict[tuple[Block, int], int] = {}
+        blocks.view.viewed = self._given
         self._written = 0  # `View.written` when they last had the values of their parameters
         self.memory: list[ViewedMemory] = []  # that this rank's script holds, of resharded parameters
 
@@ -119,7 +120,9 @@ class Views:
         held = {(each.block, each.index) for each in self.memory}
         votes = torch.tensor([key in held or key[0].is_gathered for key in self._given], dtype=torch.int32)
         answers = ranks.all_reduce(votes, ReduceOp.MAX).tolist()
-        self._given = {key: n for (key, n), answer in zip(self._given.items(), answers, strict=True) if answer}
+        for key, answer in zip([*self._given], answers, strict=True):
+            if not answer:
+                del self._given[key]
         for key in [key for key in changed if key in self._given]:
             self._update(*key, changed[key])
 

@@ -5,7 +5,7 @@ With `--strategy exact` a process computes several shares, and each has a `View`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
@@ -67,6 +67,7 @@ class View:
     computes_on: torch.device | None = None  # the device to which offloaded parameters were moved
     gradient_norms: Any = None  # of the parameters (sharding/gradient_norms.py)
     written = 0  # operations that may have written to parameters
+    viewed: Mapping[Any, int] = {}  # parameters of which the script may hold views -> writes to them so far
 
     def __init__(
         self,
@@ -340,7 +341,8 @@ class ParameterView(View):
     ) -> None:
         super().__init__(ranks, adopt)
         self.of_parameters, self.device, self.gradient_norms = True, device, gradient_norms
-        # Called before a function of shards, and with their rows after one that may write (sharding/views.py).
+        # While there are some `viewed`, these are called before a function of shards, and with their rows after one
+        # that may write (sharding/views.py).
         self.write_back_views: Callable[[], None] = lambda: None
         self.update_views: Callable[[list[Tensor]], None] = lambda rows: None
 

@@ -85,8 +85,9 @@ def dispatch(func: Function, args: Args, kwargs: Kwargs) -> Any:
     gathered = _gather_parameters(call) if view.has_sharded or view.of_parameters else None
     if gathered is not None:
         return _beside_batches(call, gathered)
-    if isinstance(view, ParameterView):
-        return _with_shards(call, view)
+    if view.of_parameters:
+        view.written += call.may_write()  # whole parameters that were gathered before are out of date
+        return _beside_views(call) if view.viewed else _with_shards(call)
     if view.shares.several and type(call.batches[0]) is not MultiShareBatch:
         return _replay_or_run(call)  # one of several shares
     return _run_as_all_ranks(call)
@@ -97,13 +98,18 @@ def _compute_whole(call: DescribedCall) -> Any:
     return compute_whole(call.func, call.args, call.kwargs)
 
 
-def _with_shards(call: DescribedCall, view: ParameterView) -> Any:
+def _with_shards(call: DescribedCall) -> Any:
     """Make a call with sharded parameters, or with what is computed from them."""
+    return _run_as_all_ranks(call) if call.view.device is None else _with_rows_on_host(call, call.view.device)
+
+
+def _beside_views(call: DescribedCall) -> Any:
+    """Make a call with sharded parameters while the script may hold views of some (sharding/views.py)."""
+    view = call.view
+    assert isinstance(view, ParameterView)
     view.write_back_views()
-    writes = call.may_write()
-    view.written += writes  # whole parameters that were gathered before are out of date
-    out = _run_as_all_ranks(call) if view.device is None else _with_rows_on_host(call, view.device)
-    if writes:
+    out = _with_shards(call)
+    if call.may_write():
         view.update_views([batch._rows for batch in call.batches])
     return out
 
