@@ -51,11 +51,7 @@ class Block:
 
     def __init__(self, blocks: Blocks, parameters: Sequence[Any]) -> None:
         self.blocks = blocks
-        metas = [parameter._meta for parameter in parameters]
-        self.shards = [  # this rank's
-            BatchTensor(parameter._rows, meta.spec, meta.strides)
-            for parameter, meta in zip(parameters, metas, strict=True)
-        ]
+        self.shards = [BatchTensor(each._rows, each._meta.spec, each._meta.strides) for each in parameters]
         # Block used before this one -> the block that was used after this one then.
         self.prefetch_targets: WeakKeyDictionary[Block, PrefetchTarget] = WeakKeyDictionary()
         self._packs: dict[Any, list[Pack]] = {}  # by where they are unsharded, and their indices
