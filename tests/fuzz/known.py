@@ -2611,4 +2611,16 @@ HELD_ROWS = {
         "buffer = io.BytesIO(); torch.save(dict(net.named_parameters()), buffer); print(len(buffer.getvalue()))",
         header=("import io; torch.manual_seed(0); net = nn.Linear(3, 4)",),
     ),
+    "strides of a gradient of data that is set to a tensor in another layout": on(
+        "(4, 2, 2)",
+        "x.requires_grad_(); (x * x).sum().backward(); net(x).sum().backward(); parts = x, net.weight",
+        "x.data = kept if step % 2 else (x.data * 2).mT; net.weight.data = net.weight.data.t().contiguous().t()",
+        "print([(part.grad.stride(), part.grad) for part in parts]); grads = [part.grad for part in parts]",
+        "(x * x).sum().backward(); net(x).sum().backward(); print(grads, [part.grad.stride() for part in parts])",
+        "print([part.grad is grad for part, grad in zip(parts, grads)])",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(2, 3); kept = torch.ones(4, 2, 2).mT.contiguous().mT",
+            "for p in net.parameters(): p.grad = torch.ones_like(p)",
+        ),
+    ),
 }

@@ -172,6 +172,9 @@ class Sharded(BatchTensor):
         spec = Spec(view, view.partition(value.shape[dim]), dim)
         if value.shape != self.shape:
             self._rows.grad = None
+        else:
+            self._block.blocks.add_unsynced()
+            BatchTensor.dispatch(_OF_GRADIENTS[0], (self,), {})  # which stays laid out as the old data
         if isinstance(value, BatchTensor) and replace(value._spec, view=view) == spec:
             self._set_rows(value._local.detach())
             strides = value._meta.strides  # which those of a single row may not tell

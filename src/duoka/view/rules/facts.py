@@ -14,7 +14,7 @@ from duoka.private.torch import AsPlainTensors, memory_of
 from duoka.system.user_code import user_line
 from duoka.view import originals
 from duoka.view.memory import offset_in_batch, same_memory, whole_memory
-from duoka.view.rules.gradients import after_hooks
+from duoka.view.rules.gradients import after_hooks, get_grad
 from duoka.view.rules.lookup import functions, getters
 from duoka.view.tensor.batch import Args, BatchTensor, Function, Kwargs, Rule, batches_in, set_rows
 from duoka.view.tensor.spec import Meta
@@ -140,9 +140,11 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
         return NotImplemented
     if value.dtype != batch.dtype and not batch._spec.view.of_parameters:  # `model.half()` sets gradients, too
         return NotImplemented
+    if isinstance(value, BatchTensor) and value._spec != batch._spec:
+        return NotImplemented
+    if batch._local.is_leaf:
+        get_grad(func, (batch,), {})  # which stays laid out as the old data
     if isinstance(value, BatchTensor):
-        if value._spec != batch._spec:
-            return NotImplemented
         batch._local.data = _data_of(value._local, value._spec.view)
         batch._meta = value._meta  # its strides may be others
     else:

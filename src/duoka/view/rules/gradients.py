@@ -74,6 +74,11 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if grads[0] is None:
         return None
     is_leaf, view = rows[0].is_leaf, batch._spec.view
+    of_shares = [share._gradient or (None, None) for share in shares]  # known before their data was set
+    if is_leaf and all(of[0] is grad for of, grad in zip(of_shares, grads, strict=True)):
+        gradient = join([of[1]._shares[0] for of in of_shares])
+        _keep_gradient(batch, gradient, is_leaf)
+        return gradient
     with torch.set_grad_enabled(grads[0].requires_grad):  # as in the pass
         if not is_leaf:
             grads = [laid_out_like(grad / view.ranks.world_size, grad) for grad in grads]
