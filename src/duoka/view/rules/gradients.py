@@ -74,7 +74,7 @@ def get_grad(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if grads[0] is None:
         return None
     is_leaf, view = rows[0].is_leaf, batch._spec.view
-    of_shares = [share._gradient or (None, None) for share in shares]  # known before their data was set
+    of_shares: list[Any] = [share._gradient or (None, None) for share in shares]  # known before their data was set
     if is_leaf and all(of[0] is grad for of, grad in zip(of_shares, grads, strict=True)):
         gradient = join([of[1]._shares[0] for of in of_shares])
         _keep_gradient(batch, gradient, is_leaf)
