@@ -2623,4 +2623,23 @@ HELD_ROWS = {
             "for p in net.parameters(): p.grad = torch.ones_like(p)",
         ),
     ),
+    "the name of a write that is computed whole, and of one of several views after a write": on(
+        "(6, 3)",
+        "shown = lambda of: print(repr(of).partition('grad_fn')[2])",
+        "x.requires_grad_(); h = x * 1; h.cumsum_(0); shown(h); h[0] = 1; shown(h)",
+        "h = x * 1; several = h.unbind(1)",
+        "with torch.no_grad(): several[0].add_(1)",
+        "shown(several[1]); shown(h)",
+    ),
+    "a write to what a function that is computed whole has saved as its result": on(
+        "(6, 3)",
+        "x.requires_grad_(); h = x * 1; y = h.cumprod_(0)",
+        "with torch.no_grad(): y.mul_(2)",
+        "y.sum().backward()",
+    ),
+    "a write to a factor of a sum over single rows": on(
+        "(2, 3)",
+        "x.requires_grad_(); h, k = x * 1, x * 2; p = torch.tensordot(h, k, ([0], [0])); h.data.mul_(2)",
+        "p.sum().backward(); print(x.grad)",
+    ),
 }

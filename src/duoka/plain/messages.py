@@ -40,7 +40,8 @@ def print_as_one_device(session: Session) -> None:
 def _like_one_device(tensor: Tensor, name: str | None) -> Tensor:
     """Return a tensor of these values, with a `grad_fn` of this name, or a leaf: lines break by what follows them."""
     asks = tensor.requires_grad
-    values = (tensor.full_tensor() if isinstance(tensor, BatchTensor) else tensor).detach()
+    with torch.no_grad():
+        values = (tensor.full_tensor() if isinstance(tensor, BatchTensor) else tensor).detach()
     if not asks:
         return values
     with torch.inference_mode(False), torch.enable_grad():

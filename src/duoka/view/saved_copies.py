@@ -44,7 +44,7 @@ class _Gathered:
     device: torch.device
     requires_grad: bool
     counter: Tensor  # counts the writes to the rows, also to those that the script no longer has
-    base: TensorWeakRef  # of the copy: the tensor that counts writes
+    counter_of_copy: Tensor  # as autograd checks it: what it saves of a result is another tensor
     version: int  # of the rows, when they were gathered
 
     def copy(self, rows: Tensor) -> AliasedCopy:
@@ -91,7 +91,7 @@ class SavedCopies:
         if full.requires_grad or (records_gradients() and not full.is_inference()):
             of_copy = full.shape, strides, int(full.storage_offset()), spec, full.device, full.requires_grad
             form, number = form_of(rows), self._aliased.version(rows)
-            counters = counter_of(rows), TensorWeakRef(base_of(full))
+            counters = counter_of(rows), counter_of(full)
             self._gathered.append(_Gathered(WeakMemory(rows), WeakMemory(full), form, *of_copy, *counters, number))
 
     def note_equal(self, rows: Tensor, full: Tensor) -> None:
@@ -107,9 +107,9 @@ class SavedCopies:
         If autograd has saved the copy, torch raises the error that it raises on one device.
         """
         for gathered in [*self._gathered]:
-            full = gathered.base()
-            if full is not None and self._aliased.version(gathered.counter) != gathered.version:
-                increment_version(full)
+            is_saved = gathered.memory.storage() is not None
+            if is_saved and self._aliased.version(gathered.counter) != gathered.version:
+                increment_version(gathered.counter_of_copy)
                 self._gathered.remove(gathered)  # its values are older than the rows'
 
     def note_split(self, rows: Tensor, spec: Spec, plain: Tensor) -> None:

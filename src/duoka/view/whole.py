@@ -21,7 +21,16 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from duoka.errors import Refused
-from duoka.private.torch import base_of, memory_of, negative_of, set_version, tree_leaves, tree_map_only, uncounted
+from duoka.private.torch import (
+    base_of,
+    is_view,
+    memory_of,
+    negative_of,
+    set_version,
+    tree_leaves,
+    tree_map_only,
+    uncounted,
+)
 from duoka.system.user_code import user_line
 from duoka.view.aliased import AliasedCopies, AliasedCopy
 from duoka.view.copy_memory import CopyMemory, Parts, refuse_lost_hook
@@ -50,6 +59,7 @@ from duoka.view.tensor.batch import (
     note_gathered,
     of_share,
 )
+from duoka.view.tensor.outcome import note_backward_name
 from duoka.view.tensor.spec import Spec
 from duoka.view.transforms import operators_are_observed, records_gradients, without_modes
 
@@ -263,6 +273,8 @@ class GatheredArgument:
         # Of a write that torch does not count, cached copies learn by another number.
         with uncounted(share._rows) if self.is_unwritten() else nullcontext():
             self._write(share, share._rows)
+        if torch.is_grad_enabled():
+            note_backward_name(share._rows, self.full)
         aliased.numbers[memory_of(share._rows)] += self.is_unwritten()
         number = self._versions_of_rows[index] + version(self.full) - self._version
         # By a smaller number torch could take the history that a view had before for that of the write.
@@ -303,6 +315,8 @@ def _gather(batch: BatchTensor, parts: list[tuple[Spec, Tensor]], part: Tensor |
         if part is None or operators_are_observed():
             with without_modes():  # a tensor that a transform makes has no memory of its own
                 full = laid_out(full, batch._meta.strides, *_place_in_memory(batch))
+                if full.requires_grad and is_view(full) and not is_view(rows):
+                    full = StraightThrough.apply(full, full)  # a write to a view has another name (CopySlices)
         else:
             full = StraightThrough.apply(full, physical(part))
         if not full.requires_grad:

@@ -124,6 +124,9 @@ def tensordot(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if len(dims) != 2 or not all(isinstance(side, (list, tuple)) for side in dims):
         return NotImplemented
     over = [from_left(side, ndim) for side, ndim in zip(dims, count, strict=True)]
+    for side, summed in zip((left, right), over, strict=True):
+        if isinstance(side, BatchTensor) and side._spec.dim in summed and side._spec.partition.smallest < 2:
+            return NotImplemented  # of dimensions of size 1 torch sums the other side first, and saves the sum
     return _as_einsum(lambda equation, sides: func(*sides, over), left, right, *over)
 
 

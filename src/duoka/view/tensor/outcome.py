@@ -304,6 +304,7 @@ def _as_one_call(func: Callable[[Tensor], Tensor], rows: Tensor, spec: Spec) -> 
 
 
 _PASSING_ON = ("StraightThroughBackward", "ReadWeightsBackward")  # of results that got other strides; of layers
+_WRITTEN_BY = "duoka_name"  # in the metadata of the node of a write
 
 
 class BackwardName:
@@ -332,13 +333,25 @@ def _asking(leaf: Tensor) -> Tensor:
     return torch.empty_like(leaf, requires_grad=leaf.is_floating_point())
 
 
+def note_backward_name(rows: Tensor, full: Tensor) -> None:
+    """Note the name of the `grad_fn` of a batch which a call that was computed whole has written to.
+
+    rows: into which the whole tensor was copied; full: what the call has written to.
+    """
+    if rows.grad_fn is not None and full.grad_fn is not None:
+        rows.grad_fn.metadata[_WRITTEN_BY] = type(full.grad_fn).__name__
+
+
 def backward_name(tensor: Tensor, view: View) -> str | None:
     """Return the name of the `grad_fn` that a tensor has on one device; None if it is that of the tensor itself."""
     if isinstance(tensor, BatchTensor):
         rows = tensor._shares[0]._local
-        node, number = rows.grad_fn, rows.output_nr
+        try:
+            node, number = rows.grad_fn, rows.output_nr
+        except RuntimeError:  # a view of several (`x.unbind()`), whose base was written to
+            return "Invalid"  # as torch shows it
         while node is not None and node.name() in _PASSING_ON:
             node, number = node.next_functions[number]
-        return None if node is None else type(node).__name__
+        return None if node is None else node.metadata.get(_WRITTEN_BY, type(node).__name__)
     name: BackwardName | None = view.shares.backward_names.get(tensor)
     return None if name is None else name.of(tensor)
