@@ -2629,7 +2629,14 @@ HELD_ROWS = {
         "x.requires_grad_(); h = x * 1; h.cumsum_(0); shown(h); h[0] = 1; shown(h)",
         "h = x * 1; several = h.unbind(1)",
         "with torch.no_grad(): several[0].add_(1)",
-        "shown(several[1]); shown(h)",
+        "shown(several[1]); shown(h); v, m = torch.var_mean((x * 1).double(), 0); shown(v); shown(m); print(m._base)",
+        "s = x.sum(); shown(s); s /= 2; shown(s); s.clamp_(max=1); shown(s); t = x.sum(0); t[0] = 1; shown(t)",
+    ),
+    "a write to rows of which a variance was computed": on(
+        "(6, 3)",
+        "x.requires_grad_(); h = x * 1; v = h.var(0)",
+        "with torch.no_grad(): h.mul_(2)",
+        "v.sum().backward()",
     ),
     "a write to what a function that is computed whole has saved as its result": on(
         "(6, 3)",

@@ -31,7 +31,7 @@ def print_as_one_device(session: Session) -> None:
 
     @session.patches.around(Tensor, "__repr__")
     def show_tensor(original: Callable[..., str], self: Tensor, **how: Any) -> str:
-        name = backward_name(self, session.view)
+        name = backward_name(self)
         if isinstance(self, BatchTensor) or name is not None:
             self = _like_one_device(self, name)
         return original(self, **how)

@@ -363,7 +363,7 @@ def _conforming(rule: Rule, call: DescribedCall, recorder: Any) -> Any:
         out = rule(func, *(_with_copies(call, unsaved) if unsaved else (args, kwargs)))
     except NotByRows:
         return NotImplemented
-    if type(out) is Tensor and (out.requires_grad or (recorder is not None and out.is_floating_point())):
+    if type(out) is Tensor or isinstance(out, tuple):
         out = _with_backward_name(out, call, recorder)
     return conform(out, batches_in((args, kwargs)), outcome, views)
 
@@ -400,16 +400,18 @@ def _with_copies(call: DescribedCall, copies: set[int]) -> tuple[Args, Kwargs]:
     return tree_map_only(BatchTensor, copied, (call.args, call.kwargs))  # type: ignore[no-any-return]
 
 
-def _with_backward_name(out: Tensor, call: DescribedCall, recorder: Any) -> Tensor:
-    """Note the name of a result's backward function, here and in the program that is being recorded."""
-    name, names = BackwardName(call.func, call.args, call.kwargs), call.view.shares.backward_names
-
-    def named(out: Tensor) -> Tensor:
-        if out.requires_grad:
-            names[out] = name
+def _with_backward_name(out: Any, call: DescribedCall, recorder: Any) -> Any:
+    """Note the name of the backward function of results, here and in the program that is being recorded."""
+    is_recorded = recorder is not None
+    plain = [leaf for leaf in ((out,) if type(out) is Tensor else out) if type(leaf) is Tensor]
+    if not any(leaf.requires_grad or (is_recorded and leaf.is_floating_point()) for leaf in plain):
         return out
-
-    return named(out) if recorder is None else recorder.calling(named, out)
+    note = BackwardName(call.func, call.args, call.kwargs).note
+    if not is_recorded:
+        for leaf in plain:
+            note(leaf)
+        return out
+    return tree_map_only(Tensor, lambda leaf: recorder.calling(note, leaf) if type(leaf) is Tensor else leaf, out)
 
 
 def _record(rule: Rule, call: DescribedCall) -> Any:

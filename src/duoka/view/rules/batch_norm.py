@@ -93,11 +93,11 @@ def _counts(sizes: tuple[int, ...], each: int, device: torch.device) -> Tensor:
 
 
 def combined(means: Tensor, variances: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-    """Combine the means and variances of shares, each of shape (shares, C), into those of the batch, of shape (C,).
+    """Combine the means and variances of shares, each of shape (shares, ...), into those of the batch, (...).
 
     fractions: the part of the batch's values that each share has, shape (shares,).
     """
-    fractions = fractions.unsqueeze(1)
+    fractions = fractions.view(-1, *[1] * (means.dim() - 1))
     mean = (fractions * means).sum(0)
     return mean, (fractions * (variances + (means - mean) ** 2)).sum(0)
 

@@ -148,25 +148,50 @@ def spread(name: str, batch: BatchTensor, dims: list[int] | None, keepdim: bool,
     counts = [rows * beside for rows in spec.partition.sizes]
     if not part.is_floating_point() or sum(counts) <= correction:
         return NotImplemented  # torch raises or warns
-    # As torch computes it: on a CPU in 64 bits.
-    dense = part.to(torch.float64 if part.is_cpu or part.dtype == torch.float64 else torch.float32)
-    if part.shape[spec.dim]:
-        var_and_mean = torch.var_mean(dense, every, correction=0, keepdim=keepdim)
-    else:
-        var_and_mean = (dense.sum(every, keepdim=keepdim),) * 2
+    var_and_mean = spec.view.shares.recorded(_VarMean.apply, part, every, keepdim)
     var, mean = _combined(var_and_mean, counts, spec)
     var = var * (sum(counts) / (sum(counts) - correction))
     first = _root(spec.view, var, 2, part.dtype) if name.startswith("std") else var.to(part.dtype)
     return (first, mean.to(part.dtype)) if name.endswith("_mean") else first
 
 
+class _VarMean(torch.autograd.Function):
+    """The variance and the mean of local rows, which may be none; in 64 bits on a CPU, as torch computes them.
+
+    It saves the rows, as torch's functions do, and no copy in 64 bits: a write to them before the backward pass is an
+    error.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, dims: list[int], keepdim: bool) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(rows)
+        ctx.dims, ctx.keepdim = dims, keepdim
+        dense = _dense(rows)
+        if not rows.numel():
+            return dense.sum(dims, keepdim), dense.sum(dims, keepdim)
+        return torch.var_mean(dense, dims, correction=0, keepdim=keepdim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (rows,) = ctx.saved_tensors
+        dense, dims = _dense(rows), ctx.dims
+        count = prod(rows.shape[dim] for dim in dims)
+        for dim in sorted(dims) if not ctx.keepdim else ():
+            grads = tuple(grad.unsqueeze(dim) for grad in grads)
+        of_var, of_mean = grads
+        return ((dense - dense.mean(dims, True)) * 2 * of_var + of_mean).div(max(count, 1)).to(rows.dtype), None, None
+
+
+def _dense(rows: Tensor) -> Tensor:
+    return rows.to(torch.float64 if rows.is_cpu or rows.dtype == torch.float64 else torch.float32)
+
+
 def _combined(var_and_mean: tuple[Tensor, ...], counts: list[int], spec: Spec) -> tuple[Tensor, Tensor]:
     """Combine this rank's variance and mean with those of the other ranks. counts: values of each rank."""
-    var, mean = var_and_mean
-    variances, means = _of_ranks(torch.stack([var.flatten(), mean.flatten()]), spec.view).unbind(1)
-    fractions = torch.tensor(counts, dtype=var.dtype, device=var.device) / sum(counts)
-    whole_mean, whole_var = combined(means, variances, fractions)
-    return whole_var.view_as(var), whole_mean.view_as(mean)
+    variances, means = _of_ranks(torch.stack(var_and_mean), spec.view).unbind(1)
+    fractions = torch.tensor(counts, dtype=means.dtype, device=means.device) / sum(counts)
+    mean, var = combined(means, variances, fractions)
+    return var, mean
 
 
 class _Root(torch.autograd.Function):

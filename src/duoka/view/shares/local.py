@@ -24,7 +24,6 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 from torch.distributed import ReduceOp
-from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.collectives.base import Collectives
 from duoka.collectives.tree_sum import Tree, start_sum
@@ -65,8 +64,6 @@ class LocalShares:
         self.draw_cache: Any = None  # of the running call: a DrawCache (rules/draws.py)
         # As in `View`, but for calls with batches of several shares, of which each has a program.
         self.programs, self.calls = Recent(KEPT), Recent(KEPT)
-        # Result of a call -> the name of its `grad_fn` on one device (tensor/outcome.py).
-        self.backward_names: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     @cached_property
     def starts(self) -> list[int]:

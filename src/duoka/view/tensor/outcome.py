@@ -304,7 +304,7 @@ def _as_one_call(func: Callable[[Tensor], Tensor], rows: Tensor, spec: Spec) -> 
 
 
 _PASSING_ON = ("StraightThroughBackward", "ReadWeightsBackward")  # of results that got other strides; of layers
-_WRITTEN_BY = "duoka_name"  # in the metadata of the node of a write
+_NAME = "duoka_name"  # in the metadata of a node: what it is called on one device
 
 
 class BackwardName:
@@ -318,15 +318,17 @@ class BackwardName:
         with WithoutTorchFunctions():  # a recorder need not know
             self._call = func, *tree_map_only(Tensor, _whole_like, (args, kwargs))
 
-    def of(self, out: Tensor) -> str:
-        """Return it. out: the result of such a call here."""
+    def note(self, out: Tensor) -> Tensor:
+        """Note it for a result of such a call, and return the result."""
+        if out.grad_fn is not None:
+            out.grad_fn.metadata[_NAME] = self
+        return out
+
+    def __str__(self) -> str:
         func, args, kwargs = self._call
-        try:
-            with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad():
-                args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
-                return type(func(*args, **kwargs).grad_fn).__name__
-        except Exception:  # the operator does not support the device "meta"
-            return type(out.grad_fn).__name__
+        with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad():
+            args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
+            return type(tree_leaves(func(*args, **kwargs))[0].grad_fn).__name__
 
 
 def _asking(leaf: Tensor) -> Tensor:
@@ -339,19 +341,23 @@ def note_backward_name(rows: Tensor, full: Tensor) -> None:
     rows: into which the whole tensor was copied; full: what the call has written to.
     """
     if rows.grad_fn is not None and full.grad_fn is not None:
-        rows.grad_fn.metadata[_WRITTEN_BY] = type(full.grad_fn).__name__
+        rows.grad_fn.metadata[_NAME] = type(full.grad_fn).__name__
 
 
-def backward_name(tensor: Tensor, view: View) -> str | None:
+def backward_name(tensor: Tensor) -> str | None:
     """Return the name of the `grad_fn` that a tensor has on one device; None if it is that of the tensor itself."""
-    if isinstance(tensor, BatchTensor):
-        rows = tensor._shares[0]._local
-        try:
-            node, number = rows.grad_fn, rows.output_nr
-        except RuntimeError:  # a view of several (`x.unbind()`), whose base was written to
-            return "Invalid"  # as torch shows it
-        while node is not None and node.name() in _PASSING_ON:
-            node, number = node.next_functions[number]
-        return None if node is None else node.metadata.get(_WRITTEN_BY, type(node).__name__)
-    name: BackwardName | None = view.shares.backward_names.get(tensor)
-    return None if name is None else name.of(tensor)
+    is_batch = isinstance(tensor, BatchTensor)
+    rows = tensor._shares[0]._local if is_batch else tensor  # type: ignore[attr-defined]
+    try:
+        node, number = rows.grad_fn, rows.output_nr
+    except RuntimeError:  # a view of several (`x.unbind()`), whose base was written to
+        return "Invalid" if is_batch else None  # as torch shows it
+    while node is not None and node.name() in _PASSING_ON:
+        node, number = node.next_functions[number]
+    if node is None:
+        return None
+    own = type(node).__name__ if is_batch else None
+    try:
+        return str(node.metadata[_NAME]) if _NAME in node.metadata else own
+    except Exception:  # the operator does not support the device "meta"
+        return own
