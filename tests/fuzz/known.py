@@ -2649,4 +2649,16 @@ HELD_ROWS = {
         "x.requires_grad_(); h, k = x * 1, x * 2; p = torch.tensordot(h, k, ([0], [0])); h.data.mul_(2)",
         "p.sum().backward(); print(x.grad)",
     ),
+    "parameters of another type for a while": on(
+        "(6, 5)",
+        "net.zero_grad(); print(torch.autograd.grad(net(x).square().mean(), net.parameters()))",
+        "old = [p.data for p in net.parameters()]; net.half()",
+        "net.float() if step % 2 else [setattr(p, 'data', data) for p, data in zip(net.parameters(), old)]",
+        "print(torch.autograd.grad(net(x).square().mean(), net.parameters()))",
+        "net(x).sum().backward(); print(net.weight.grad, sums); sums.clear()",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(5, 3); sums = []",
+            "net.weight.register_post_accumulate_grad_hook(lambda p: sums.append(p.grad.sum()))",
+        ),
+    ),
 }

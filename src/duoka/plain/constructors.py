@@ -20,6 +20,7 @@ from torch.utils.hooks import BackwardHook
 
 from duoka.plain.session import Session
 from duoka.private.torch import WithoutTorchFunctions, backward_engine, note_constructors, tree_map_only
+from duoka.strategies.base import Strategy
 from duoka.view.dispatch.own_rows import compute_opaque, names_of_class
 from duoka.view.rules.lookup import argument
 from duoka.view.shares.layout import StraightThrough
@@ -104,7 +105,7 @@ def install(session: Session) -> None:
 
     patches.put(torch.autograd, "Variable", Variable)
     patches.put(nn.Parameter, "__new__", _parameter)
-    patches.put(Tensor, "data", _Data())
+    patches.put(Tensor, "data", _Data(session.strategy))
     for name in ("real", "imag"):
         patches.put(Tensor, name, _ComplexPart(name))
 
@@ -181,11 +182,16 @@ _data: Any = Tensor.data
 class _Data:
     """The attribute `data`; torch itself would set a plain tensor's to a batch's memory, of which there is none."""
 
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
     def __get__(self, tensor: Tensor | None, owner: type) -> Any:
         return _data if tensor is None else _data.__get__(tensor)  # torch reads it of the class
 
     def __set__(self, tensor: Tensor, value: Any) -> None:
         def share(data: Any) -> Tensor:
+            if (data.dtype, data.device) != (tensor.dtype, tensor.device):
+                self._strategy.note_type(tensor)
             _data.__set__(tensor, data)
             return tensor
 

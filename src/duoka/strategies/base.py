@@ -65,6 +65,9 @@ class Strategy:
     def read_in_pass(self) -> None:
         """Let `.grad` during a pass be what it is on one device, as the script has hooks that may read it."""
 
+    def note_type(self, parameter: Tensor) -> None:
+        """Note that a parameter's data gets another type or device: torch adds up its gradient in another node."""
+
     def returning(self) -> AbstractContextManager[None]:
         """Return a context for a pass that returns gradients, maybe inside another one."""
         return nullcontext()

@@ -114,6 +114,9 @@ class Exact(Bucketed):
     def read_in_pass(self) -> None:
         self._at_once = True
 
+    def note_type(self, parameter: Tensor) -> None:
+        self._current.pop(id(parameter), None)  # aliases lead to the node that has accumulated its gradient so far
+
     @contextmanager
     def returning(self) -> Iterator[None]:
         self._inner += 1
