@@ -2052,6 +2052,14 @@ SHARDED = {
             "hook = net[0].weight.register_hook(lambda g: print(g))",
         ),
     ),
+    "a sparse gradient that autograd.grad returns": on(
+        "(6, 3)",
+        "tokens = x.long().abs() % 5; loss = net(embed(tokens).tanh()).square().mean()",
+        "grads = torch.autograd.grad(loss, [embed.weight, net.weight], create_graph=True)",
+        "print([(grad.is_sparse, grad.to_dense()) for grad in grads])",
+        "(loss + sum(grad.square().sum() for grad in grads)).backward(); print(embed.weight.grad.to_dense())",
+        header=("torch.manual_seed(0); embed, net = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 4)",),
+    ),
 }
 
 HELD_ROWS = {

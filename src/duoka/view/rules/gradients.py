@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -355,6 +355,9 @@ def _true_gradient(received: list[Tensor | None], of: Tensor, view: View) -> Ten
         return sharded.full_tensor() if isinstance(sharded, BatchTensor) else sharded
     if not isinstance(of, BatchTensor):
         part = received[0]  # with exact it is whole
+        if part is not None and part.is_sparse and not shares.exact:  # of an embedding: its rows that are no zeros
+            whole = AllReduceSum.apply(shares, part.to_dense()) / shares.world_size
+            return cast(Tensor, whole.to_sparse(1).coalesce())
         return part if part is None or shares.exact else AllReduceSum.apply(shares, part) / shares.world_size
     if all(part is None for part in received):
         return None
