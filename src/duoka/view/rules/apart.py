@@ -23,6 +23,7 @@ from duoka.view.rules.lookup import (
     ndim_of,
     rows_in,
     same_rows,
+    shape_of,
     sizes_of,
     wrap,
 )
@@ -111,6 +112,9 @@ def of_matrices(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if spec.dim >= max(map(ndim_of, sides)) - 2:  # rows or columns of a single matrix
         return NotImplemented
     if isinstance(args[0], BatchTensor) and spec.dim >= ndim_of(args[0]) - 2:
+        return NotImplemented
+    fewer = isinstance(sides[1], BatchTensor) and ndim_of(sides[1]) < ndim_of(sides[0])
+    if fewer and shape_of(sides[1]) != shape_of(sides[0])[:-1]:  # a matrix, no stack of vectors
         return NotImplemented
     local = [_stacked(side, spec.dim, max(map(ndim_of, sides)), spec) for side in sides]
     return wrap(func(*local, *args[2:], **kwargs), spec)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import safe_softmax
-from duoka.view.rules.lookup import align, localise, ndim_of, rows_in
+from duoka.view.rules.lookup import align, localise, ndim_of, rows_in, shape_of
 from duoka.view.rules.randomness import mask, may_mask, placing
 from duoka.view.shares.local import Outdated
 from duoka.view.shares.strides import contiguous_strides
@@ -41,6 +41,9 @@ def dot_product(func: Function, args: Args, kwargs: Kwargs) -> Any:
         return _of_queries(func, arguments, spec)
     if right < 3 or (right == 3 and arguments.get("enable_gqa")):
         return NotImplemented
+    shapes = [shape_of(tensors[side]) for side in ("query", "key") if side in tensors]
+    if not any(len(shape) >= right and shape[-right] == spec.size for shape in shapes):
+        return NotImplemented  # the weights have no rows, to which torch adds no mask that has
     longest = max(ndim_of(value) for value in tensors.values())
     local = {name: localise(value, spec, right) for name, value in tensors.items()}
 

@@ -95,6 +95,8 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
             return NotImplemented
         if len({tensors[name].shape for name in together[:2] if name in tensors}) > 1:  # torch warns, of whole sizes
             return NotImplemented
+        if len({tensor.shape[0] for tensor in tensors.values() if tensor.dim()}) > 1:  # torch does not broadcast all
+            return NotImplemented
         reduction = arguments.pop("reduction")
         local = {name: localise(value, spec, right) for name, value in arguments.items()}
         each = BatchTensor(func(**local, reduction="none"), spec)

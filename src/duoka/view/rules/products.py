@@ -33,6 +33,8 @@ def matmul(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Products of vectors, matrices and stacks of them, with torch's broadcasting."""
     if len(args) != 2 or kwargs or not all(isinstance(side, Tensor) for side in args):
         return NotImplemented
+    if func in _OF_EQUAL_STACKS and shape_of(args[0])[:1] != shape_of(args[1])[:1]:
+        return NotImplemented
     product = _product(*(args if func is not Tensor.__rmatmul__ else reversed(args)))
     out = (func if func is not Tensor.__rmatmul__ else torch.matmul)(product.left, product.right)
     spec = product.spec
@@ -105,6 +107,8 @@ def added(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if len(args) != 3 or kwargs.keys() - {"beta", "alpha"}:
         return NotImplemented
     beside, left, right = args
+    if func in _OF_EQUAL_STACKS and shape_of(left)[:1] != shape_of(right)[:1]:
+        return NotImplemented
     if not batches_in((left, right)) or (product := _product(left, right)).summed:
         return NotImplemented
     addend = localise(beside, product.spec, product.from_right)
@@ -210,7 +214,7 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
 def bilinear(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """F.bilinear(rows, rows, weight, bias)."""
     spec, right = align(args[:2])
-    if right < 2 or batches_in((args[2:], kwargs)):
+    if right < 2 or batches_in((args[2:], kwargs)) or shape_of(args[0])[:-1] != shape_of(args[1])[:-1]:
         return NotImplemented
     sides = [localise(side, spec, right) for side in args[:2]]
     return BatchTensor(func(*sides, *args[2:], **kwargs), spec)
@@ -279,6 +283,7 @@ _BY_DIMS = {
 
 _ANY_DIMS = "interpolate prelu channel_shuffle native_channel_shuffle local_response_norm"
 
+_OF_EQUAL_STACKS = frozenset(functions("bmm baddbmm baddbmm_", (Tensor, torch)))  # without broadcasting
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch, torch.linalg)), matmul),
     **dict.fromkeys(functions("addmm baddbmm addmv", (Tensor, torch)), added),
