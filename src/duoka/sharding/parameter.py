@@ -40,6 +40,7 @@ from duoka.sharding.block import Block
 from duoka.sharding.blocks import Blocks
 from duoka.system.user_code import user_line
 from duoka.view.dispatch.offloaded import asked_device
+from duoka.view.rules.lookup import functions
 from duoka.view.shares.layout import laid_out
 from duoka.view.shares.strides import Strides
 from duoka.view.tensor.batch import (
@@ -205,6 +206,7 @@ _IN_16_BITS = frozenset(  # under autocast
         *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
     }
 )
+_RESHAPING = frozenset(functions("t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_"))
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_)
 
 
@@ -250,6 +252,11 @@ def _works_on_shards(func: Function, args: Args, kwargs: Kwargs, parameters: lis
                     f"{user_line()} writes into a frozen, sharded parameter what needs a gradient, so it would need "
                     "one, too; write under torch.no_grad()"
                 )
+        if func in _RESHAPING:
+            raise Refused(
+                f"{user_line()} changes the shape of a sharded parameter in place; set its `data`, or use another "
+                "strategy"
+            )
         return True
     if torch.is_grad_enabled() and any(parameter._rows.requires_grad for parameter in parameters):
         return False
@@ -289,6 +296,9 @@ def _on_unsharded(func: Function, args: Args, kwargs: Kwargs, parameters: list[S
         out = func(*args, **kwargs)
     for parameter in parameters:
         parameter._block.write_back()
+    for parameter in parameters:
+        if out is operands[id(parameter)]:  # `p.contiguous()`, `p.float()`
+            return parameter
     if saves:
         parameters[0]._block.blocks.views.note(used, out)
     return out
