@@ -71,7 +71,7 @@ def _product(left: Tensor, right: Tensor) -> _Product:
     spec, shape = batch._spec, tuple(other.shape)
     if role == _SUMMED:
         dim = len(shape) - 1 if other is left else max(len(shape) - 2, 0)
-        if shape[dim] != spec.size:
+        if not shape or shape[dim] != spec.size:
             raise NotByRows
         from_right, part = 0, spec.local_rows(other, dim)
     elif role == _LINES:
