@@ -2696,4 +2696,12 @@ HELD_ROWS = {
         "with torch.no_grad(): made[0].mul_(0.5); made[5][1] = 2; print(p)",
         header=("torch.manual_seed(0); net = nn.Linear(4, 3)",),
     ),
+    "the gradients of parameters with a tangent": on(
+        "(6, 4)",
+        "with fwAD.dual_level():",
+        "    dual = fwAD.make_dual(x.double().requires_grad_(), torch.ones(6, 4).double())",
+        "    grads = torch.autograd.grad(net(dual).square().mean(), [dual, *net.parameters()])",
+        "    print([fwAD.unpack_dual(grad)[:] for grad in grads])",
+        header=("import torch.autograd.forward_ad as fwAD; torch.manual_seed(0); net = nn.Linear(4, 2).double()",),
+    ),
 }

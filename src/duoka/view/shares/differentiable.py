@@ -43,6 +43,10 @@ class AllReduceSum(torch.autograd.Function):
         size = ctx.shares.world_size
         return None, *(laid_out_like(grad * size, grad) for grad in _replicated(grads[0], ctx.shares))
 
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor) -> Any:
+        return AllReduceSum.apply(ctx.shares, *tangents)
+
 
 class Replicate(torch.autograd.Function):
     """Copies of a replicated tensor, one for each local share, whose gradients are averaged over all shares.
@@ -63,6 +67,10 @@ class Replicate(torch.autograd.Function):
             return None, None, None
         parts = (torch.zeros_like(known) if grad is None else grad.contiguous() for grad in grads)
         return None, AllReduceSum.apply(ctx.shares, *parts) / ctx.shares.world_size, None
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, tangent: Tensor, __: None) -> Any:
+        return tuple(tangent.view_as(tangent) for _ in range(ctx.shares.count))
 
 
 def _replicated(grad: Tensor, shares: LocalShares) -> tuple[Tensor, ...]:

@@ -25,7 +25,6 @@ from duoka.view.shares.strides import Strides, contiguous_strides, local_distanc
 from duoka.view.tensor.batch import Args, BatchTensor, Kwargs, batches_in
 from duoka.view.tensor.spec import Spec, zeros
 from duoka.view.transforms import without_modes
-from duoka.view.view import View
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Kernels that lay their results out otherwise than those for "meta": in new memory, contiguous, or with channels last
@@ -321,7 +320,7 @@ class BackwardName:
     def note(self, out: Tensor) -> Tensor:
         """Note it for a result of such a call, and return the result."""
         if out.grad_fn is not None:
-            out.grad_fn.metadata[_NAME] = self
+            _names(out.grad_fn)[_NAME] = self
         return out
 
     def __str__(self) -> str:
@@ -335,13 +334,17 @@ def _asking(leaf: Tensor) -> Tensor:
     return torch.empty_like(leaf, requires_grad=leaf.is_floating_point())
 
 
+def _names(node: Any) -> dict[str, Any]:
+    return node.metadata  # type: ignore[no-any-return]  # which torch declares as a method
+
+
 def note_backward_name(rows: Tensor, full: Tensor) -> None:
     """Note the name of the `grad_fn` of a batch which a call that was computed whole has written to.
 
     rows: into which the whole tensor was copied; full: what the call has written to.
     """
     if rows.grad_fn is not None and full.grad_fn is not None:
-        rows.grad_fn.metadata[_NAME] = type(full.grad_fn).__name__
+        _names(rows.grad_fn)[_NAME] = type(full.grad_fn).__name__
 
 
 def backward_name(tensor: Tensor) -> str | None:
@@ -356,8 +359,8 @@ def backward_name(tensor: Tensor) -> str | None:
         node, number = node.next_functions[number]
     if node is None:
         return None
-    own = type(node).__name__ if is_batch else None
+    own, noted = type(node).__name__ if is_batch else None, _names(node).get(_NAME)
     try:
-        return str(node.metadata[_NAME]) if _NAME in node.metadata else own
+        return own if noted is None else str(noted)
     except Exception:  # the operator does not support the device "meta"
         return own
