@@ -2685,7 +2685,7 @@ HELD_ROWS = {
             "functions += [lambda a, b: F.binary_cross_entropy(b.sigmoid(), b.sigmoid(), weight=a.sigmoid())]",
             "attention = lambda b, mask: F.scaled_dot_product_attention(b, b, b, attn_mask=mask)",
             "functions += [lambda a, b: attention(b[:, None, None], a[:, None, None, :1])]",
-            "functions += [lambda a, b: a[:, 0].dot(torch.tensor(1.0)), lambda a, b: a[:, 0].addmv(a[0, 0], a[:, 0])]",
+            "functions += [lambda a, b: a[:, 0].dot(torch.ones(())), lambda a, b: a[:, 0].addmv(a[0, 0], a[:, 0])]",
         ),
     ),
     "functions that return the parameter itself": on(
