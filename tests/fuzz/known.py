@@ -2675,7 +2675,7 @@ HELD_ROWS = {
         "for a, b in [(x[:1] + 1, x), (x, x[:1] + 1), (x[1:], x)]:",
         "    for function in functions:",
         "        try: print(function(a, b))",
-        "        except (RuntimeError, ValueError) as error: print(str(error))",
+        "        except (RuntimeError, ValueError, TypeError) as error: print(str(error))",
         header=(
             "w = torch.ones(3, 4, 4)",
             "functions = [lambda a, b: F.bilinear(a, b, w), lambda a, b: torch.bmm(a[:, None], b[:, :, None])]",
@@ -2685,7 +2685,8 @@ HELD_ROWS = {
             "functions += [lambda a, b: F.binary_cross_entropy(b.sigmoid(), b.sigmoid(), weight=a.sigmoid())]",
             "attention = lambda b, mask: F.scaled_dot_product_attention(b, b, b, attn_mask=mask)",
             "functions += [lambda a, b: attention(b[:, None, None], a[:, None, None, :1])]",
-            "functions += [lambda a, b: a[:, 0].dot(torch.ones(())), lambda a, b: a[:, 0].addmv(a[0, 0], a[:, 0])]",
+            "functions += [lambda a, b: a[:, 0].dot(w[0, 0, 0]), lambda a, b: a[:, 0].addmv(a[0, 0], a[:, 0])]",
+            "functions += [lambda a, b: F.cosine_embedding_loss(a, 2, b[:, 0])]",
         ),
     ),
     "functions that return the parameter itself": on(

@@ -127,6 +127,8 @@ def sample_loss(operands: str) -> Rule:
 
     def loss(func: Function, args: Args, kwargs: Kwargs) -> Any:
         arguments = _bound(func, args, kwargs)
+        if not all(isinstance(arguments.get(name), Tensor) for name in by_sample):
+            return NotImplemented
         if arguments.get("distance_function") is not None:  # which may compare any two rows
             return NotImplemented
         others = [value for name, value in arguments.items() if name not in by_sample and isinstance(value, Tensor)]
