@@ -65,8 +65,9 @@ def as_other(func: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def squeeze(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """squeeze(): only dimensions of global size 1, whatever the local size is."""
-    batch, gone = args[0], _squeezed(args, kwargs)
-    out = batch._local.squeeze(gone)
+    batch, gone, dim = args[0], _squeezed(args, kwargs), argument(args, kwargs, 1, "dim")
+    is_apart = isinstance(dim, int) and dim % batch.dim() != batch._spec.dim  # print(x.squeeze(1)) names the overload
+    out = batch._local.squeeze(dim if is_apart else gone)
     return BatchTensor(out, batch._spec.at(batch._spec.dim - sum(d < batch._spec.dim for d in gone)))
 
 

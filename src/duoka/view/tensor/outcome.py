@@ -237,7 +237,9 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
             return BatchTensor(rows, spec, strides) if known and spec.local_strides(strides) == rows.stride() else out
         local = spec.local_strides(strides)
         rows = _copied(rows, local) if shared else _laid_out(rows, spec, local)
-        return BatchTensor(rows[...] if result.is_view else rows, spec, strides)
+        with WithoutTorchFunctions():  # a recorder need not know
+            becomes_view = result.is_view and not is_view(rows)
+        return BatchTensor(rows[...] if becomes_view else rows, spec, strides)
     if result.same:
         return argument
     if rows is argument._rows:
@@ -325,9 +327,13 @@ class BackwardName:
 
     def __str__(self) -> str:
         func, args, kwargs = self._call
+        first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         with WithoutTorchFunctions(), torch.inference_mode(False), torch.enable_grad():
-            args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
-            return type(tree_leaves(func(*args, **kwargs))[0].grad_fn).__name__
+            try:
+                out = func(*tree_map_only(Tensor, _asking, args), **tree_map_only(Tensor, _asking, kwargs))
+            except RuntimeError:  # `weight` of a loss may have no gradient
+                out = func(_asking(first), *args[1:], **kwargs)
+            return type(tree_leaves(out)[0].grad_fn).__name__
 
 
 def _asking(leaf: Tensor) -> Tensor:
