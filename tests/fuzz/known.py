@@ -2707,4 +2707,10 @@ HELD_ROWS = {
         "    print([fwAD.unpack_dual(grad)[:] for grad in grads])",
         header=("import torch.autograd.forward_ad as fwAD; torch.manual_seed(0); net = nn.Linear(4, 2).double()",),
     ),
+    "data of a parameter that is set to a view of itself": on(
+        "(8, 4)",
+        "net(x).square().mean().backward(); print(net.weight.grad, net.weight.grad.stride())",
+        "net.weight.data = net.weight.mT",
+        header=("torch.manual_seed(0); net = nn.Linear(4, 4)",),
+    ),
 }

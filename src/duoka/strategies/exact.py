@@ -285,7 +285,7 @@ def _follow(aliases: Sequence[Tensor], parameter: Tensor) -> bool:
     for alias in aliases:
         if alias.shape != parameter.shape or alias.dtype != parameter.dtype:
             return False
-        if alias.data_ptr() == parameter.data_ptr():
+        if alias.data_ptr() == parameter.data_ptr() and alias.stride() == parameter.stride():
             return True
         alias.data = parameter.detach()
     return True
