@@ -2713,4 +2713,11 @@ HELD_ROWS = {
         "net.weight.data = net.weight.mT",
         header=("torch.manual_seed(0); net = nn.Linear(4, 4)",),
     ),
+    "data that is set to another tensor, while only garbage has the earlier memory": on(
+        "(4, 3)",
+        "parts = [x[0], x.detach()]; parts.append(parts); del parts",
+        "x.data = x.data * 1; x.mul_(2); print(x)",
+        "x.numpy(); parts = [x.detach()]; parts.append(parts); del parts",
+        "x.data = torch.ones(4, 3); print(x + 1); x.mul_(2)",
+    ),
 }

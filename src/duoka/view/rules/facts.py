@@ -133,6 +133,13 @@ def _data_of(rows: Tensor, view: View) -> Tensor:
     return rows.data
 
 
+def _give_data(batch: BatchTensor, value: Tensor) -> None:
+    rows, view = batch._local, batch._spec.view
+    if not same_memory(rows, value):
+        view.aliased.part_from(rows)
+    rows.data = _data_of(value, view)
+
+
 def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     """Compute `x.data = y` of the same shape and type: x gets y's rows, or shares its memory with a plain y."""
     batch, value = args
@@ -145,12 +152,12 @@ def set_data(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if batch._local.is_leaf:
         get_grad(func, (batch,), {})  # which stays laid out as the old data
     if isinstance(value, BatchTensor):
-        batch._local.data = _data_of(value._local, value._spec.view)
+        _give_data(batch, value._local)
         batch._meta = value._meta  # its strides may be others
     else:
 
         def set_on(rows: Tensor) -> Tensor:
-            batch._local.data = _data_of(rows, batch._spec.view)
+            _give_data(batch, rows)
             return batch._rows  # which counts writes, unlike `rows`
 
         strides = set_rows(set_on, value, batch._spec)
