@@ -2639,7 +2639,7 @@ HELD_ROWS = {
         "with torch.no_grad(): several[0].add_(1)",
         "shown(several[1]); shown(h); v, m = torch.var_mean((x * 1).double(), 0); shown(v); shown(m); print(m._base)",
         "shown(F.cross_entropy(x * 1, torch.arange(6) % 3, torch.ones(3))); shown((x * 1)[:, None].squeeze(1))",
-        "shown(F.max_pool1d((x * 1)[:, None], 2))",
+        "shown(F.max_pool1d((x * 1)[:, None], 2)); shown(F.batch_norm(x * 1, None, None, training=True))",
         "s = x.sum(); shown(s); s /= 2; shown(s); s.clamp_(max=1); shown(s); t = x.sum(0); t[0] = 1; shown(t)",
     ),
     "a write to rows of which a variance was computed": on(
