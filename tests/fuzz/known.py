@@ -1628,6 +1628,18 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "packed sequences of one step on some rank, for a layer beside a list": on(
+        "(4, 4, 6)",
+        "opt.zero_grad(); loss = net(x / 8).data.square().mean(); loss.backward(); opt.step(); print(loss)",
+        header=(
+            "n = torch.tensor([1, 1, 3, 4])",
+            "packed = lambda x: nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False)",
+            "forward = lambda net, x: net.layer(packed(net.first[0](x)))[0]",
+            "torch.manual_seed(0); net = type('Net', (nn.Module,), {'forward': forward})()",
+            "net.first = nn.ModuleList([nn.Linear(6, 6)]); net.layer = nn.LSTM(6, 6, batch_first=True)",
+            "opt = torch.optim.SGD(net.parameters(), lr=0.01)",
+        ),
+    ),
     "packed sequences of one step each on a rank": on(
         "(6, 4, 3)",
         "n = torch.tensor([4, 3, 2, 1, 1, 1] if step % 2 else [1, 1, 1, 1, 1, 4])",

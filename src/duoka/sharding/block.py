@@ -374,7 +374,10 @@ _LARGE = 4  # parameters in no part form a block each if larger than this part o
 
 
 def groups(module: nn.Module, parts: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters of each block: those of each of `parts`, each large one of the others, and the rest."""
+    """Yield the parameters of each block: those of each of `parts`, each large one of the others, and the rest.
+
+    Those of a recurrent layer count as one.
+    """
     if any(map(is_lazy, module.parameters())) or any(
         isinstance(part, torch.jit.ScriptModule) for part in module.modules()
     ):
@@ -388,13 +391,16 @@ def groups(module: nn.Module, parts: list[nn.Module]) -> Iterator[list[nn.Parame
         sizes.append(sum(parameter.numel() for parameter in parameters))
         yield parameters
     rest = []
-    for parameter in module.parameters():
-        if id(parameter) in seen:
-            continue
-        if parameter.numel() * _LARGE > max(sizes) > 0:
-            yield [parameter]
-        else:
-            rest.append(parameter)
+    for part in module.modules():
+        parameters = list(nn.Module.parameters(part, recurse=False))
+        # A backward pass reads the weights of a recurrent layer as often as a rank's sequences have steps: together
+        for together in [parameters] if isinstance(part, nn.RNNBase) else [[parameter] for parameter in parameters]:
+            unit = [parameter for parameter in together if id(parameter) not in seen]
+            seen.update(map(id, unit))
+            if sum(parameter.numel() for parameter in unit) * _LARGE > max(sizes) > 0:
+                yield unit
+            else:
+                rest += unit
     yield rest
 
 
