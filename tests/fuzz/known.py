@@ -1628,6 +1628,23 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "steps of optimizers that torch computes parameter by parameter": on(
+        "(6, 4)",
+        "kept = net.weight.detach()[1:] if step % 2 else None",
+        "for opt in opts:",
+        "    opt.zero_grad(step == 2); (net(x / 8) * scale).square().mean().backward()",
+        "    net(x).sum(); opt.step(); print(net(x / 8))",
+        "    print(type(opt).__name__, [(p, p._version) for p in params], kept)",
+        "    for p in params: print([(key, value.dtype, value) for key, value in opt.state[p].items()])",
+        "    print([v.stride() for p in params for v in opt.state[p].values() if v is not None])",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(4, 3); scale = nn.Parameter(torch.tensor(0.5)); o = torch.optim",
+            "params = [*net.parameters(), scale]; some = dict(lr=0.01, weight_decay=0.1)",
+            "opts = [o.Adam(params, amsgrad=True, **some), o.AdamW(params, maximize=True), o.NAdam(params, **some)]",
+            "opts += [o.SGD(params, momentum=0.9, nesterov=True, **some), o.SGD(params, **some), o.Rprop(params)]",
+            "opts += [o.RMSprop(params, centered=True, momentum=0.9, **some), o.Adagrad(params), o.ASGD(params)]",
+        ),
+    ),
     "packed sequences of one step on some rank, for a layer beside a list": on(
         "(4, 4, 6)",
         "opt.zero_grad(); loss = net(x / 8).data.square().mean(); loss.backward(); opt.step(); print(loss)",

@@ -109,7 +109,12 @@ with requiring("torch", torch.__version__):
     TYPES_IN_ONE_CALL: Any = _foreach_utils._foreach_supported_types
     # Called by optimizers with fused=True for all parameters. Public: none.
     FUSED_STEPS = [getattr(torch, name) for name in dir(torch) if name.startswith(("_fused_ad", "_fused_sgd"))]
-    # Called by these with lists of parameters, gradients, states and counts of steps. Public: none.
+    # Called by others, with lists of parameters, gradients and states. Public: none.
+    SINGLE_STEPS = [
+        (sys.modules[f"torch.optim.{name}"], f"_single_tensor_{name}")
+        for name in ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
+    ]
+    # Called by all of them with lists of parameters, gradients, states and counts of steps. Public: none.
     GROUP_ALIKE = (torch.optim.Optimizer, "_group_tensors_by_device_and_dtype")
     # Called by GradScaler.unscale_ for all gradients. Public: none.
     UNSCALE_ALL = torch._amp_foreach_non_finite_check_and_unscale_
@@ -731,6 +736,7 @@ def _try() -> None:
     )
     swap_contents(tensor, torch.zeros(1))
     has_own_loading(module), loaders_have_workers(), all_groups(), getattr(*TAKE_DOWN), getattr(*GROUP_ALIKE)
+    [getattr(*single) for single in SINGLE_STEPS]
     for caller, called in (
         (DataLoader.__iter__, GET_ITERATOR),
         (rnn.pad_packed_sequence, PAD_PACKED),

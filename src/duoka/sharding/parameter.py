@@ -217,9 +217,14 @@ def _call(func: Function, args: Args, kwargs: Kwargs, parameters: list[Sharded])
         blocks.add_unsynced() if func in _OF_GRADIENTS else blocks.add_deferred()
         if func == _OF_GRADIENTS[1] and isinstance(args[1], BatchTensor) and args[1]._spec != args[0]._spec:
             args = args[0], args[1].full_tensor()  # rows of a loader's batch are not divided as parameters are
+        known: Any = None
         if func == _OF_GRADIENTS[0]:
             args[0]._block.check_gradient(args[0]._index)
-        out = BatchTensor.dispatch(func, args, kwargs)
+            known = args[0]._gradient
+        if known is not None and known[0] is not None and known[0] is args[0]._rows.grad:
+            out = known[1]  # as the rule does: optimizers read it several times for each parameter
+        else:
+            out = BatchTensor.dispatch(func, args, kwargs)
         if func == _OF_GRADIENTS[0] and isinstance(out, BatchTensor):
             blocks.norms.seen(parameters[0]._rows, out)
         elif func == _OF_GRADIENTS[1]:

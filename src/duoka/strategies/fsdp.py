@@ -26,11 +26,20 @@ from duoka.collectives.process import PartCollectives, ProcessCollectives
 from duoka.errors import Refused
 from duoka.hardware.accelerator import best, memory_of
 from duoka.planning.options import RunSettings
-from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks, version_of
+from duoka.private.torch import (
+    GROUP_ALIKE,
+    SINGLE_STEPS,
+    count_references,
+    count_users,
+    hooks_of,
+    set_hooks,
+    version_of,
+)
 from duoka.sharding.block import Block, divide, groups
 from duoka.sharding.blocks import Blocks
 from duoka.sharding.gradient_norms import GradientNorms
 from duoka.sharding.parameter import Sharded, saving_positions, shard, shard_dimension, shard_like
+from duoka.sharding.updates import update_rows
 from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
@@ -333,12 +342,14 @@ class Fsdp(Ddp):
         super().__init__(ranks, rng_digest=rng_digest, compression=compression)
         self._settings, self._every, self._machines = settings, every, machines
         self._reads_in_pass = False  # whether the script has hooks
+        self._replaced: list[tuple[Any, str, Any]] = []  # functions of torch: where they were, and themselves
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         offloads = self._settings.cpu_offload
+        for space, name in SINGLE_STEPS:
+            self._replace(space, name, partial(update_rows, getattr(space, name)))
         if offloads:
-            self._group_alike = getattr(*GROUP_ALIKE)
-            setattr(*GROUP_ALIKE, staticmethod(partial(_group_on_host, self._group_alike)))
+            self._replace(*GROUP_ALIKE, staticmethod(partial(_group_on_host, getattr(*GROUP_ALIKE))))
         called = self.adopt, self.leave, self.reach, say
         self._make = partial(ModelSharding, ranks, *called, self._settings.blocks, self._every, offloads=offloads)
         self._sharding = self._make(self._machines)
@@ -348,6 +359,11 @@ class Fsdp(Ddp):
         if self._every:
             self._view.add_sharded(self._sharding.view)
         return self._view
+
+    def _replace(self, space: Any, name: str, function: Any) -> None:
+        """Replace a function of torch until the run ends."""
+        self._replaced.append((space, name, vars(space)[name]))
+        setattr(space, name, function)
 
     def optimize(self, parameter: Tensor) -> None:
         self._sharding.given_to_optimizer(parameter)
@@ -408,8 +424,8 @@ class Fsdp(Ddp):
 
     def close(self) -> None:
         super().close()
-        if self._settings.cpu_offload:
-            setattr(*GROUP_ALIKE, staticmethod(self._group_alike))
+        while self._replaced:
+            setattr(*self._replaced.pop())
         self._sharding.close()
         if self._hybrid is not None:
             self._hybrid.close()
