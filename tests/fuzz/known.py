@@ -1628,6 +1628,16 @@ SAVED = on(
 OTHERS["a batch in an attribute of what is saved"] = SAVED
 
 SHARDED = {
+    "a write through the data of a view of a parameter": on(
+        "(6, 4)",
+        "opt.zero_grad(); net(x / 8).square().mean().backward(); opt.step()",
+        "net.weight[0].data.zero_(); net.weight.t().data[1] += 1; print(net.weight)",
+        "kept = kept if step else net.weight[1]; kept.data.mul_(2); print(net(x), kept)",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(4, 3); opt = torch.optim.SGD(net.parameters(), lr=0.1)",
+            "kept = None",
+        ),
+    ),
     "steps of optimizers that torch computes parameter by parameter": on(
         "(6, 4)",
         "kept = net.weight.detach()[1:] if step % 2 else None",

@@ -186,7 +186,11 @@ class _Data:
         self._strategy = strategy
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Any:
-        return _data if tensor is None else _data.__get__(tensor)  # torch reads it of the class
+        if tensor is None:  # torch reads it of the class
+            return _data
+        # Writes to the data of a view of a sharded parameter must be counted, or they do not reach the shards.
+        is_counted = type(tensor) is Tensor and self._strategy.counts_writes(tensor)
+        return tensor.detach() if is_counted else _data.__get__(tensor)
 
     def __set__(self, tensor: Tensor, value: Any) -> None:
         def share(data: Any) -> Tensor:

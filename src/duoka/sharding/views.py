@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.private.torch import count_references, memory_of, set_version, tree_leaves, uncounted, version_of
+from duoka.private.torch import (
+    count_references,
+    memory_of,
+    set_version,
+    transform_level,
+    tree_leaves,
+    uncounted,
+    version_of,
+)
 from duoka.view.shares.strides import overwrite
 
 if TYPE_CHECKING:
@@ -84,6 +92,13 @@ class Views:
                 self.memory.remove(memory)
                 return memory.unsharded
         return unsharded
+
+    def have_memory_of(self, tensor: Tensor) -> bool:
+        """Return True if a tensor may be a view of a parameter."""
+        if not self._given or transform_level() is not None or tensor.layout is not torch.strided:
+            return False
+        number = memory_of(tensor)
+        return number in self._blocks.memory or any(memory_of(each.unsharded) == number for each in self.memory)
 
     def part(self, block: Block, index: int) -> None:
         """Let the views of a parameter, whose data was set to another tensor, keep their memory."""

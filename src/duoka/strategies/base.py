@@ -68,6 +68,10 @@ class Strategy:
     def note_type(self, parameter: Tensor) -> None:
         """Note that a parameter's data gets another type or device: torch adds up its gradient in another node."""
 
+    def counts_writes(self, tensor: Tensor) -> bool:
+        """Return True if writes to a plain tensor must be counted, also those to its `data`."""
+        return False
+
     def returning(self) -> AbstractContextManager[None]:
         """Return a context for a pass that returns gradients, maybe inside another one."""
         return nullcontext()

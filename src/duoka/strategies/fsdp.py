@@ -184,6 +184,10 @@ class ModelSharding:
             state: dict[str, Any] = optimizer.state.get(parameter) or {}
             state.update(_like_parameter(state, parameter))
 
+    def has_view(self, tensor: Tensor) -> bool:
+        """Return True if a plain tensor may be a view of a sharded parameter."""
+        return self._blocks.views.have_memory_of(tensor)
+
     def note_order(self) -> None:
         """Call hooks on parameters in the order in which a pass computes their gradients."""
         self._blocks.notes_order = True
@@ -396,6 +400,9 @@ class Fsdp(Ddp):
         sharding = self._hybrid if machines and self._hybrid is not None else self._sharding
         self._view.add_sharded(sharding.view)
         sharding.shard(module)
+
+    def counts_writes(self, tensor: Tensor) -> bool:
+        return any(sharding.has_view(tensor) for sharding in (self._sharding, self._hybrid) if sharding is not None)
 
     def read_in_pass(self) -> None:
         self._reads_in_pass = True
