@@ -25,15 +25,18 @@ def update_rows(update: Callable[..., None], *lists: Any, **options: Any) -> Non
         update(*lists, **options)
         return
     sharded = [parameter for parameter, *_ in members if isinstance(parameter, Sharded)]
-    for parameter in sharded:
-        parameter._block.write_back()
-        parameter._block.blocks.add_deferred()
+    every = list(dict.fromkeys(parameter._block.blocks for parameter in sharded))
+    for blocks in every:
+        blocks.write_back()
+        blocks.add_deferred()
     rows = [[_rows_of(value) for value in values] if values else values for values in lists]
     try:
         update(*rows, **options)
     finally:
-        for view in {parameter._meta.spec.view for parameter in sharded}:
-            view.written += 1  # whole parameters that were gathered before are out of date
+        for blocks in every:
+            blocks.view.written += 1  # whole parameters that were gathered before are out of date
+    for blocks in every:
+        blocks.views.update()
     for values, after in zip(lists, rows, strict=True):
         for index, (parameter, gradient, *_) in enumerate(members if values else ()):
             if values[index] is None and after[index] is not None:
@@ -45,18 +48,19 @@ def update_rows(update: Callable[..., None], *lists: Any, **options: Any) -> Non
 def _has_rows_alike(belonging: Sequence[Any]) -> bool:
     """Return True if a parameter, its gradient and its states are whole, or have rows of the same samples.
 
-    And if no other tensor shares their memory: the script holds no views or copies.
+    And if the script holds no copies of them, which share their memory on one device.
     """
     parameter, *others = belonging
     if not isinstance(parameter, Sharded):
         return not any(isinstance(other, BatchTensor) for other in others)
     spec = parameter._meta.spec
-    if spec.view.device is not None or spec.view.viewed or spec.view.aliased.copies:
+    batches = [each for each in belonging if isinstance(each, BatchTensor)]
+    aliased = spec.view.aliased
+    # Of other memory a rank may have copies that are garbage, and another none.
+    if spec.view.device is not None or (aliased.copies and any(aliased.of_memory(each._rows) for each in batches)):
         return False
-    return all(
-        other._meta.spec == spec if isinstance(other, BatchTensor) else other is None or not other.dim()
-        for other in others
-    )
+    plain = (other for other in others if other is not None and not isinstance(other, BatchTensor))
+    return all(batch._meta.spec == spec for batch in batches) and not any(other.dim() for other in plain)
 
 
 def _rows_of(value: Any) -> Any:
