@@ -246,6 +246,18 @@ def test_a_gradient_of_which_a_pass_has_added_an_unknown_part_is_refused() -> No
     on_two(work)
 
 
+def test_a_change_of_shape_in_place_is_refused() -> None:
+    def work(ranks: ProcessCollectives) -> None:
+        model = net()
+        sharded(ranks, model)
+        weight = model[0][0].weight
+        with torch.no_grad(), pytest.raises(Refused, match="shape of a sharded parameter in place"):
+            weight.unsqueeze_(0)
+        assert weight.shape == (6, 6)
+
+    on_two(work)
+
+
 def test_a_frozen_parameter_that_would_need_a_gradient_is_refused() -> None:
     def work(ranks: ProcessCollectives) -> None:
         model, average = net(), net().requires_grad_(False)

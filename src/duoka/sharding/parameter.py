@@ -221,7 +221,7 @@ def _call(func: Function, args: Args, kwargs: Kwargs, parameters: list[Sharded])
         if func == _OF_GRADIENTS[0]:
             args[0]._block.check_gradient(args[0]._index)
             known = args[0]._gradient
-        if known is not None and known[0] is not None and known[0] is args[0]._rows.grad:
+        if known is not None and known[0] is args[0]._rows.grad:
             out = known[1]  # as the rule does: optimizers read it several times for each parameter
         else:
             out = BatchTensor.dispatch(func, args, kwargs)

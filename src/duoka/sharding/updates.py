@@ -40,8 +40,7 @@ def update_rows(update: Callable[..., None], *lists: Any, **options: Any) -> Non
     for values, after in zip(lists, rows, strict=True):
         for index, (parameter, gradient, *_) in enumerate(members if values else ()):
             if values[index] is None and after[index] is not None:
-                is_sharded = isinstance(parameter, Sharded)
-                meta = gradient._meta if is_sharded else None
+                meta = gradient._meta if isinstance(parameter, Sharded) else None
                 values[index] = BatchTensor(after[index], meta.spec, meta.strides) if meta else after[index]
 
 
