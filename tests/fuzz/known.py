@@ -2759,4 +2759,22 @@ HELD_ROWS = {
         "x.numpy(); parts = [x.detach()]; parts.append(parts); del parts",
         "x.data = torch.ones(4, 3); print(x + 1); x.mul_(2)",
     ),
+    "a plain tensor that is written to and dropped, after a module has had it": on(
+        "(5, 4)",
+        "for plain in [torch.ones(5, 4) / 2, x + 0, x[:4].clone(), x.new_tensor(x.tolist())]:",
+        "    out = net(plain).square().mean(); plain.data.mul_(2); del plain",
+        "    print(torch.autograd.grad(out, net.weight))",
+        "plain = torch.ones(5, 4); out = net(plain).square().mean(); plain.add_(1); del plain",
+        "try: out.backward()",
+        "except RuntimeError: print(net(x).sum())",
+        header=("torch.manual_seed(0); net = nn.Linear(4, 3)",),
+    ),
+    "statistics of another type than the batch": on(
+        "(5, 4)",
+        "for net in nets:",
+        "    for types in [(torch.float32, torch.float64), (torch.float64, torch.float32)]:",
+        "        try: print(net.to(types[0])(x.to(types[1])).dtype)",
+        "        except RuntimeError as error: print(str(error), list(net.buffers()))",
+        header=("nets = [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4, momentum=None)]",),
+    ),
 }

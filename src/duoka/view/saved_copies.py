@@ -20,7 +20,7 @@ from torch.utils.weak import TensorWeakRef
 from duoka.private.torch import WeakMemory, base_of, memory_of
 from duoka.view.aliased import AliasedCopies, AliasedCopy
 from duoka.view.copy_memory import CopyMemory
-from duoka.view.memory import as_in_memory, counter_of, form_of, same_memory, version
+from duoka.view.memory import as_in_memory, counter_of, form_of, version
 from duoka.view.shares.strides import Strides, overwrite
 from duoka.view.transforms import records_gradients, without_modes
 
@@ -65,14 +65,13 @@ class _Gathered:
 class _Split:
     """A plain tensor of the script's, and rows that were copied from it, which autograd may save."""
 
-    rows: TensorWeakRef  # as `plain`: the tensor that counts writes
-    plain: TensorWeakRef
+    rows: TensorWeakRef  # to the tensor that counts writes
+    plain: Tensor  # also if the script no longer has it, as on one device, where autograd saves it itself
     form_of_rows: tuple[int, torch.Size, Strides]
     form: tuple[int, torch.Size, Strides]
     spec: Spec
     dtype: torch.dtype
     versions: tuple[int, int]  # of both, when they were equal
-    kept: Tensor | None  # holds a gathered copy, into which later writes to its batch come
 
 
 class SavedCopies:
@@ -117,10 +116,8 @@ class SavedCopies:
         self._split = [split for split in self._split if split.rows() is not None]
         if not records_gradients() or any(of.is_inference() or of.is_conj() or of.is_neg() for of in (rows, plain)):
             return
-        bases = TensorWeakRef(base_of(rows)), TensorWeakRef(base_of(plain))
-        kept = plain.detach() if any(same_memory(copy.full, plain) for copy in self._aliased.copies) else None
-        versions = version(rows), version(plain)
-        self._split.append(_Split(*bases, form_of(rows), form_of(plain), spec, rows.dtype, versions, kept))
+        bases, versions = (TensorWeakRef(base_of(rows)), base_of(plain)), (version(rows), version(plain))
+        self._split.append(_Split(*bases, form_of(rows), form_of(plain), spec, rows.dtype, versions))
 
     def copy_split(self) -> None:
         """Copy plain tensors into the rows that were copied from them before; called before a backward pass.
@@ -129,8 +126,8 @@ class SavedCopies:
         """
         live, self._split = self._split, []
         for split in live:
-            rows, plain = split.rows(), split.plain()
-            if rows is None or plain is None or version(rows) != split.versions[0]:  # the rows may be newer
+            rows, plain = split.rows(), split.plain
+            if rows is None or version(rows) != split.versions[0]:  # the rows may be newer
                 continue
             target, source = (
                 torch.empty(0, dtype=split.dtype, device=of.device).set_(of.untyped_storage(), *form)

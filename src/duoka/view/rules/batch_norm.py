@@ -61,8 +61,10 @@ def batch_norm(func: Function, args: Args, kwargs: Kwargs) -> Any:
         return NotImplemented  # torch raises the error
     names = ("running_mean", "running_var", "weight", "bias")
     mean, var, weight, bias = (argument(args, kwargs, index, name) for index, name in enumerate(names, 1))
-    other_dtype = weight is not None and weight.dtype != batch.dtype and batch.dtype.itemsize > 2
-    other_size = any(value.numel() != batch.shape[1] for value in (mean, var, weight, bias) if value is not None)
+    given = [value for value in (mean, var, weight, bias) if value is not None]
+    dtypes = {value.dtype for value in given}
+    other_dtype = not (dtypes <= {batch.dtype} or (batch.dtype.itemsize <= 2 and dtypes == {torch.float32}))
+    other_size = any(value.numel() != batch.shape[1] for value in given)
     if other_dtype or other_size or (mean is None) != (var is None):
         return NotImplemented  # torch raises the error
     momentum, eps = argument(args, kwargs, 6, "momentum", 0.1), argument(args, kwargs, 7, "eps", 1e-5)
