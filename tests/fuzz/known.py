@@ -2697,6 +2697,8 @@ HELD_ROWS = {
         "(2, 3)",
         "x.requires_grad_(); h, k = x * 1, x * 2; p = torch.tensordot(h, k, ([0], [0])); h.data.mul_(2)",
         "p.sum().backward(); print(x.grad)",
+        "h, k = x[:, 0] * 1, x[:, 1] * 2; p = torch.inner(h, k); h.mul_(2)",
+        "p.backward()",
     ),
     "parameters of another type for a while": on(
         "(6, 5)",
@@ -2776,5 +2778,9 @@ HELD_ROWS = {
         "        try: print(net.to(types[0])(x.to(types[1])).dtype)",
         "        except RuntimeError as error: print(str(error), list(net.buffers()))",
         header=("nets = [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4, momentum=None)]",),
+    ),
+    "a write to a row, counted by a view that all ranks hold": on(
+        "(5, 5)",
+        "h = x.requires_grad_() * 1; y = h.unfold(0, 3, 1); h[0] = 5; print(y._version, h._version)",
     ),
 }

@@ -19,6 +19,7 @@ from tests.fuzz.draws import programs
 from tests.fuzz.gradients import Gradients
 from tests.fuzz.loading import Loading
 from tests.fuzz.modules import Modules
+from tests.fuzz.operating import operating
 from tests.fuzz.optimizing import Optimizing
 from tests.fuzz.program import DEVICE, Program
 from tests.fuzz.ranks import Ranks
@@ -35,6 +36,7 @@ FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
     "optimizing": (programs(lambda draws: Optimizing(draws).program()), SHARDED),
     "setting": (programs(lambda draws: Setting(draws).program()), SHARDED),
     "crossing": (programs(crossed), SHARDED),
+    "operating": (programs(operating), ("ddp", "exact")),
 }
 
 

@@ -467,8 +467,7 @@ def _gather_again(parts: list[tuple[AliasedCopy, Tensor | None]]) -> list[None]:
         first.copied.record_write(base, full)
         for copy, _ in parts:
             copy.parted = False
-    if counted:
-        set_version(first.full, max(number + 1, version(first.rows)))
+    set_version(first.full, max(number + 1, version(first.rows)) if counted else number)
     for copy, _ in parts:
         copy.mark_equal()
     return [None] * len(parts)

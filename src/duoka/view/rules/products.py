@@ -128,14 +128,14 @@ def tensordot(func: Function, args: Args, kwargs: Kwargs) -> Any:
     if len(dims) != 2 or not all(isinstance(side, (list, tuple)) for side in dims):
         return NotImplemented
     over = [from_left(side, ndim) for side, ndim in zip(dims, count, strict=True)]
-    for side, summed in zip((left, right), over, strict=True):
-        if isinstance(side, BatchTensor) and side._spec.dim in summed and side._spec.partition.smallest < 2:
-            return NotImplemented  # of dimensions of size 1 torch sums the other side first, and saves the sum
     return _as_einsum(lambda equation, sides: func(*sides, over), left, right, *over)
 
 
 def _as_einsum(func: Function, left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
     """Compute a tensordot by the rule for einsum. func: computes it of local sides, with torch's own strides."""
+    for side, summed in ((left, over_left), (right, over_right)):
+        if isinstance(side, BatchTensor) and side._spec.dim in summed and side._spec.partition.smallest < 2:
+            return NotImplemented  # of dimensions of size 1 torch sums the other side first, and saves the sum
     letters = [chr(ord("a") + index) for index in range(ndim_of(left))]
     others = [chr(ord("A") + index) for index in range(ndim_of(right))]
     for dim, other in zip(over_left, over_right, strict=True):
