@@ -2783,4 +2783,15 @@ HELD_ROWS = {
         "(5, 5)",
         "h = x.requires_grad_() * 1; y = h.unfold(0, 3, 1); h[0] = 5; print(y._version, h._version)",
     ),
+    "gradients that are read as a conjugate or a negative": on(
+        "(6, 3)",
+        "net.zero_grad(); w.grad = None; z = torch.complex(x, x + 1)",
+        "(z * torch.complex(torch.zeros(3), w).conj()).real.square().sum().backward(); print(w.grad, w.grad.is_neg())",
+        "F.linear(z, net.weight.conj()).abs().sum().backward(); print(net.weight.grad, net.weight.grad.is_conj())",
+        "(z.imag * net.bias.conj().imag[:1]).sum().backward(); print(net.bias.grad)",
+        header=(
+            "torch.manual_seed(0); net = nn.Linear(3, 2, dtype=torch.complex64)",
+            "w = torch.ones(3, requires_grad=True)",
+        ),
+    ),
 }

@@ -101,8 +101,8 @@ with requiring("torch", torch.__version__):
     # The active ones. Public: none.
     dispatch_modes: Callable[[], list[Any]] = _python_dispatch._get_current_dispatch_mode_stack
     # Operations on many tensors in one call. Public: one by one.
-    copy_all_ = torch._foreach_copy_
-    add_all_ = torch._foreach_add_
+    _COPY_ALL = torch._foreach_copy_
+    _ADD_ALL = torch._foreach_add_
     # The norms of many tensors. Public: torch.nn.utils.get_total_norm, of all together.
     NORM_OF_ALL = torch._foreach_norm
     # Types of tensors for which torch.nn.utils clips and norms gradients in one call. Public: foreach=True.
@@ -233,6 +233,24 @@ def negative_of(tensor: Tensor) -> Tensor:
     """Return a view of a tensor that is to be read as its negative. Public: `imag` of a conjugate, of a new type."""
     negative: Tensor = torch._neg_view(tensor)
     return negative
+
+
+def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source to its target in one call. Public: one by one."""
+    _write_all(_COPY_ALL, Tensor.copy_, targets, sources)
+
+
+def add_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Add each source to its target in one call. Public: one by one."""
+    _write_all(_ADD_ALL, Tensor.add_, targets, sources)
+
+
+def _write_all(in_one_call: Any, one_by_one: Any, targets: list[Tensor], sources: list[Tensor]) -> None:
+    if any(target.is_conj() or target.is_neg() for target in targets):  # which torch refuses in one call
+        for target, source in zip(targets, sources, strict=True):
+            one_by_one(target, source)
+    else:
+        in_one_call(targets, sources)
 
 
 def is_immutable_zero(tensor: Tensor) -> bool:
