@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -31,13 +33,20 @@ def operations() -> dict[str, Any]:
 @cache
 def cases_of(name: str) -> list[Case]:
     """Return the calls of an operation: each is the same in every process."""
+    with seeded():
+        drawn = cases(operations()[name], SAMPLES, (0, 1))
+        return [case for case in drawn if sum(leaf.numel() for leaf in case.leaves if is_dense(leaf)) < LARGE]
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Let torch's functions that make samples draw the same numbers in every process."""
     torch.manual_seed(0)
     np.random.seed(0)
     state = random.getstate()  # hypothesis draws programs by it
     random.seed(0)
     try:
-        drawn = cases(operations()[name], SAMPLES, (0, 1))
-        return [case for case in drawn if sum(leaf.numel() for leaf in case.leaves if _is_dense(leaf)) < LARGE]
+        yield
     finally:
         random.setstate(state)
 
@@ -54,16 +63,16 @@ class Call:
         case = cases_of(name)[number]
         self.is_defined = name.split(" ")[0] not in UNDEFINED
         torch.manual_seed(3)
-        values = [_moved(leaf, units) for leaf in case.leaves]
-        given = [_batch(value, case.dim) if place in case.batches else value for place, value in enumerate(values)]
+        values = [moved(leaf, units) for leaf in case.leaves]
+        given = [as_batch(value, case.dim) if place in case.batches else value for place, value in enumerate(values)]
         batches = [given[place] for place in sorted(case.batches)]
         self.leaves = [batch.requires_grad_() for batch in batches if needs_gradient and batch.is_floating_point()]
         used = [value * 1 if any(value is leaf for leaf in self.leaves) else value for value in given]
-        self.operands = [value for value in used if _is_dense(value)]
+        self.operands = [value for value in used if is_dense(value)]
         self.batches = [used[place] for place in sorted(case.batches)]
         first, args, kwargs = tree_unflatten(used, case.tree)
         self.returned = case.function(first, *args, **kwargs)
-        self.results = [leaf for leaf in tree_leaves(self.returned) if _is_dense(leaf)]
+        self.results = [leaf for leaf in tree_leaves(self.returned) if is_dense(leaf)]
 
     def flags(self) -> Any:
         """Return what the results are, whose memory they have, and how many writes torch has counted."""
@@ -83,7 +92,7 @@ class Call:
 
     def values(self) -> Any:
         """Return the numbers of all tensors."""
-        return [_numbers(tensor) for tensor in self.operands + self.results] if self.is_defined else []
+        return [numbers(tensor) for tensor in self.operands + self.results] if self.is_defined else []
 
     def gradients(self) -> Any:
         """Return the gradients of a sum of the results."""
@@ -92,16 +101,17 @@ class Call:
             return []
         torch.manual_seed(4)
         found = torch.autograd.grad(sum(terms), self.leaves, allow_unused=True)
-        return [None if gradient is None else _numbers(gradient) for gradient in found]
+        return [None if gradient is None else numbers(gradient) for gradient in found]
 
 
-def _is_dense(value: Any) -> bool:
+def is_dense(value: Any) -> bool:
+    """Return whether a value is a tensor with strides."""
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def _moved(leaf: Any, units: Tensor) -> Any:
+def moved(leaf: Any, units: Tensor) -> Any:
     """Return a copy of an operand, times the units."""
-    if not _is_dense(leaf):
+    if not is_dense(leaf):
         return leaf
     copy = leaf.detach().clone()
     if copy.is_floating_point() and copy.numel() <= len(units):
@@ -109,7 +119,7 @@ def _moved(leaf: Any, units: Tensor) -> Any:
     return copy
 
 
-def _batch(value: Tensor, dim: int) -> Tensor:
+def as_batch(value: Tensor, dim: int) -> Tensor:
     """Return the tensor as the only batch of a loader."""
     rows = value.transpose(0, dim)
     return next(iter(DataLoader(rows, batch_size=len(rows)))).transpose(0, dim)  # type: ignore[no-any-return]
@@ -119,6 +129,7 @@ def _starts_alike(one: Tensor, other: Tensor) -> bool | None:
     return one.data_ptr() == other.data_ptr() if one.numel() and other.numel() else None
 
 
-def _numbers(tensor: Tensor) -> Any:
+def numbers(tensor: Tensor) -> Any:
+    """Return the values of a tensor, without NaN."""
     numbers = tensor.detach()
     return numbers.double().nan_to_num(7, 8, 9) if numbers.is_floating_point() else numbers

@@ -17,6 +17,7 @@ from tests.fuzz.compare import Difference, calls, difference, play_on_one_device
 from tests.fuzz.crossing import crossed
 from tests.fuzz.draws import programs
 from tests.fuzz.gradients import Gradients
+from tests.fuzz.layers import layers
 from tests.fuzz.loading import Loading
 from tests.fuzz.modules import Modules
 from tests.fuzz.operating import operating
@@ -36,6 +37,7 @@ FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
     "optimizing": (programs(lambda draws: Optimizing(draws).program()), SHARDED),
     "setting": (programs(lambda draws: Setting(draws).program()), SHARDED),
     "crossing": (programs(crossed), SHARDED),
+    "layers": (programs(layers), SHARDED),
     "operating": (programs(operating), ("ddp", "exact")),
 }
 

@@ -20,6 +20,7 @@ PROGRAMS = {
     "optimizing": 15,
     "setting": 15,
     "crossing": 40,
+    "layers": 10,
     "operating": 20,
 }
 MANY = 2000
