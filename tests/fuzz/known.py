@@ -2794,4 +2794,11 @@ HELD_ROWS = {
             "w = torch.ones(3, requires_grad=True)",
         ),
     ),
+    "a view of all of a batch of which the script holds a row": on(
+        "(6, 4)",
+        "x.requires_grad_(); y = x * 2; row = y[0]; v = y[:]; v.retain_grad(); v.register_hook(lambda g: print(g))",
+        "torch.cov(v).sum().backward(); print(v.grad, x.grad, row)",
+        "y = x.square().mean(1); row = y[0]",
+        "print(torch.autograd.functional.jacobian(lambda rows: rows.softmax(0), y, create_graph=True))",
+    ),
 }

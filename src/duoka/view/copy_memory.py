@@ -42,13 +42,13 @@ class _Original:
     def __init__(self, spec: Spec, rows: Tensor) -> None:
         base = base_of(rows)
         self.spec, self.base, self._form = spec, TensorWeakRef(base), form_of(rows)
-        self._rows = TensorWeakRef(rows)
+        self.rows = TensorWeakRef(rows)
         self.key = memory_of(rows), id(base)  # also once the base is gone
 
     def record(self, copy: Tensor) -> None:
         """Replace the values of the rows by those of their copy, with its history."""
         base = self.base()
-        rows = self._rows()
+        rows = self.rows()
         if rows is not None:
             refuse_lost_hook(rows)
         if any(of is not None and of.retains_grad for of in (rows, base)):
@@ -78,6 +78,10 @@ class _Known:
     def is_of(self, base: Tensor) -> bool:
         """Return True if it is a copy of rows of this base, of the first local share."""
         return len(self.originals) > 0 and self.originals[0].base() is base
+
+    def is_copy_of(self, rows: Tensor) -> bool:
+        """Return True if it is the copy of this very tensor of rows, of the first local share."""
+        return len(self.originals) > 0 and self.originals[0].rows() is rows
 
     def is_recorded(self) -> bool:
         """Return True if autograd has recorded a write to its memory since it was equal to the rows."""
@@ -115,12 +119,14 @@ class CopyMemory:
     def keep(self, tensor: Tensor, parts: Parts, records: bool = False) -> Tensor:
         """Return a copy of the rows in `parts`, of which a reference does not mean that the script holds the memory.
 
-        It is the one of the same form that is known, if neither has gradients. records: one with gradients will do.
+        It is the one of the same form that is known, if neither has gradients. records: one with gradients will do,
+        if it is of these rows themselves: the gradient of another view of their base passes by them.
         """
-        base = base_of(parts[0][1])
+        rows = parts[0][1]
+        base = base_of(rows)
         for known in self._known:
             has_gradients = known.tensor.requires_grad
-            fits = (has_gradients and records) or not (has_gradients or tensor.requires_grad)
+            fits = (known.is_copy_of(rows) and records) if has_gradients else not tensor.requires_grad
             if known.tensor is tensor or (fits and known.is_of(base) and same_form(known.tensor, tensor)):
                 return known.tensor
         self._known.append(_Known(tensor, [_Original(*part) for part in parts], history(tensor)))
