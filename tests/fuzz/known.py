@@ -2801,4 +2801,11 @@ HELD_ROWS = {
         "y = x.square().mean(1); row = y[0]",
         "print(torch.autograd.functional.jacobian(lambda rows: rows.softmax(0), y, create_graph=True))",
     ),
+    "rows that are written to a plain tensor, after a module has had it": on(
+        "(4, 3)",
+        "plain = torch.tensor(x.tolist()); loss = net(plain / 8).square().mean() + net(plain).mean()",
+        "loss.backward(); opt.step(); opt.zero_grad()",
+        "plain[:, 0] = x[:, 1]; print(plain, net.state_dict())",
+        header=("torch.manual_seed(0); net = nn.Linear(3, 3); opt = torch.optim.SGD(net.parameters(), lr=0.05)",),
+    ),
 }

@@ -119,6 +119,10 @@ class SavedCopies:
         bases, versions = (TensorWeakRef(base_of(rows)), base_of(plain)), (version(rows), version(plain))
         self._split.append(_Split(*bases, form_of(rows), form_of(plain), spec, rows.dtype, versions))
 
+    def holds(self, plain: Tensor) -> bool:
+        """Return whether rows of a plain tensor may be saved that were copied from it."""
+        return any(split.plain is plain for split in self._split)
+
     def copy_split(self) -> None:
         """Copy plain tensors into the rows that were copied from them before; called before a backward pass.
 

@@ -241,7 +241,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
         walk = _walk(index, tuple(plain.shape), dim) if size == spec.size else None
         if walk is not None and walk.kept_dim is not None and walk.ndim - walk.result_dim == right:
             # What is garbage may have been collected on another rank only.
-            if spec.view.shares.processes.is_true_anywhere(_is_shared(plain)):
+            if spec.view.shares.processes.is_true_anywhere(spec.view.saved.holds(plain) or _is_shared(plain)):
                 return False
             placement = spec.at(dim)
             strides = placement.strides_of(plain)
