@@ -2808,4 +2808,8 @@ HELD_ROWS = {
         "plain[:, 0] = x[:, 1]; print(plain, net.state_dict())",
         header=("torch.manual_seed(0); net = nn.Linear(3, 3); opt = torch.optim.SGD(net.parameters(), lr=0.05)",),
     ),
+    "a slice of blocks that ends before it starts": on(
+        "(3, 3)",
+        "z = torch.cat([x, x + 1, x * 2]); print(z[6:3], z[-3:3].sum(), z[3:6])",
+    ),
 }

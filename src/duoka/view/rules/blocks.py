@@ -94,7 +94,7 @@ _NOT_WRITTEN = functions("chunk split split_with_sizes", (Tensor, torch))
 def spec_of_blocks(spec: Spec, size: int) -> Spec:
     """Return the placement of the first `size` entries; raise NotByRows unless these are whole blocks."""
     blocks, rest = divmod(size, spec.partition.n * spec.inner)
-    if rest or blocks == 0:
+    if rest or blocks < 1:  # a slice may end before it starts
         raise NotByRows
     return replace(spec, outer=blocks)
 
