@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import duoka
@@ -31,6 +32,22 @@ def test_a_dcp_directory(at: str, tmp_path: Path) -> None:
     loaded = duoka.load_weights(other, saved(tmp_path / "dcp", content) / at)
     assert same(net, other)
     assert loaded.format == "DCP directory"
+
+
+def test_a_directory_written_by_the_first_versions_of_python_3_11(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They pickle members of an enum by `getattr`, of which only the arguments are read."""
+
+    def reduced(member: Any, protocol: int) -> Any:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced)
+    net, other = Net(), Net()
+    path = saved(tmp_path / "dcp", {"model": net.state_dict()})
+    assert b"getattr" in (path / ".metadata").read_bytes()
+    duoka.load_weights(other, path)
+    assert same(net, other)
 
 
 def test_a_tensor_in_pieces(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ _KNOWN = frozenset(
         f"{_METADATA}.MetadataIndex",
         f"{_METADATA}.StorageMeta",
         f"{_METADATA}._MEM_FORMAT_ENCODING",
+        "builtins.getattr",  # by which the first versions of Python 3.11 pickle a member of an enum
         "torch.distributed.checkpoint.filesystem._StorageInfo",
         "torch.serialization._get_layout",
         "pathlib.Path",
