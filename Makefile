@@ -38,8 +38,8 @@ help:
 demo: $(READY)
 	$(BIN)/python tools/demo.py
 
-test: $(if $(TORCH),$(READY),lint)  # four at a time on two cores: they wait half of their time
-	$(BIN)/pytest -q -n 4
+test: $(if $(TORCH),$(READY),lint)  # three at a time on two cores: they wait half of their time
+	$(BIN)/pytest -q -n 3
 
 test-versions:
 	@echo "torch 2.10.0 with $(OLDEST), torch 2.15.0 with $(NEWEST): the oldest and the newest Python of 3.10 to 3.14 here"

@@ -131,5 +131,5 @@ def _starts_alike(one: Tensor, other: Tensor) -> bool | None:
 
 def numbers(tensor: Tensor) -> Any:
     """Return the values of a tensor, without NaN."""
-    numbers = tensor.detach()
-    return numbers.double().nan_to_num(7, 8, 9) if numbers.is_floating_point() else numbers
+    values = tensor.detach()
+    return values.double().nan_to_num(7, 8, 9) if values.is_floating_point() else values
